@@ -188,6 +188,43 @@ TEST_F(Fp8Runs, ValidateUsesTheTrainedScales) {
   }
 }
 
+TEST_F(Fp8Runs, WeightsThatAreStoredInFp8AreResumedValidatedAndRestored) {
+  const auto loss_of = [](const std::string& text) {
+    return nlohmann::json::parse(text)["val_loss"].get<double>();
+  };
+  const std::string words =
+      "--model mlp --precision transformer-engine --fp8-primary-weights true --recipe amax_history_len=6 "
+      "--lr-schedule constant ";
+  ASSERT_EQ(fit(words + "--max-steps 40 --output whole").status, 0);
+  const Outcome begun = fit(words + "--max-steps 15 --output run");
+  ASSERT_EQ(begun.status, 0) << begun.err;
+  const Outcome resumed = run("resume run --quiet --max-steps 40");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, IsEmpty());
+  const fs::path weights = folder_ / "run/weights.safetensors";
+  EXPECT_EQ(read(weights), read(folder_ / "whole/weights.safetensors"));
+
+  const double trained = loss_of(read(folder_ / "run/result.json"));
+  const Outcome validated = run("validate run --quiet --json -");
+  EXPECT_EQ(loss_of(validated.out), trained);
+  EXPECT_THAT(validated.err, Not(HasSubstr("warning")));
+  const Outcome plain = run("validate run --quiet --json - --precision bf16-true");
+  EXPECT_NEAR(loss_of(plain.out), trained, 0.1 * trained);
+  EXPECT_THAT(plain.err, HasSubstr("in 4 or 8 bits, restored to float32"));
+
+  ASSERT_EQ(run("convert run/weights.safetensors plain.safetensors --dequantize --dtype fp32").status, 0);
+  EXPECT_GT(fs::file_size(folder_ / "plain.safetensors"), 3 * fs::file_size(weights));
+  const Outcome restored =
+      run("validate run --quiet --json - --precision bf16-true --weights plain.safetensors");
+  EXPECT_EQ(loss_of(restored.out), loss_of(plain.out));
+
+  const Outcome there = run("resume run --quiet --precision bf16-true --max-steps 45");
+  EXPECT_EQ(there.status, 0) << there.err;
+  EXPECT_THAT(there.err, HasSubstr("3 weights are restored from 4 or 8 bits"));
+  expect_error(fit("--precision fp8-mixed --fp8-primary-weights true --output none"), 2,
+               {"--fp8-primary-weights true", "transformer-engine"});
+}
+
 TEST_F(Fp8Runs, WithoutTrainedScalesValidateSaysSo) {
   const std::string words =
       "--model mlp --max-steps 40 --fp8-first-and-last true --precision fp8-mixed --recipe "

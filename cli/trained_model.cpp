@@ -328,7 +328,7 @@ TrainedModel open_text_model(const TrainedModelCommand& command) {
   auto [run, saved, weights] =
       open_weights(command, is_public ? options_of_public_model(command) : saved_options(folder));
   const FitOptions& o = run.options;
-  TORCH_CHECK_VALUE(find_model(o.model).input == InputKind::kTokens, "the model of ", folder.string(), ", ",
+  TORCH_CHECK_VALUE(find_model(o.model).reads(InputKind::kTokens), "the model of ", folder.string(), ", ",
                     o.model, ", reads images; give one that reads text, such as gpt-tiny");
   run.data.input = token_input(o);
   // The sizes of a config.json are its own, and there is no data that they have to fit.

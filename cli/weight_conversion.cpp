@@ -20,6 +20,7 @@
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/quant_state.h"
 #include "mantissa/quant/quantized_int8.h"
+#include "mantissa/quant/stored_fp8.h"
 
 namespace mantissa::cli {
 namespace {
@@ -175,7 +176,7 @@ MadeWeight restored_weight(const SafetensorsModel& model, const std::string& sou
   for (const std::string& part : weight.tensors)
     if (const SafetensorsEntry* const entry = find(model.entries(), part)) made.bytes += bytes_of(*entry);
   std::vector<int64_t> shape;
-  if (weight.is_int8) {
+  if (weight.is_int8 || weight.is_fp8) {
     shape = model.entries().at(source).shape;
   } else {
     TORCH_CHECK_VALUE(!weight.json.empty(), "'", source, "' has components of a 4-bit weight (such as '",
@@ -191,8 +192,9 @@ MadeWeight restored_weight(const SafetensorsModel& model, const std::string& sou
     const Tensors tensors = read(model, weight);
     // libtorch's 8-bit floats are made by a cast.
     const at::ScalarType first = is_plain_float(to) ? to : at::kFloat;
-    at::Tensor values = weight.is_int8 ? restored_rows(unpack_state_int8(tensors, source), first)
-                                       : dequantize_4bit(unpack_state_4bit(tensors, source), first);
+    at::Tensor values = weight.is_fp8    ? dequantize_stored_fp8(tensors, source, first)
+                        : weight.is_int8 ? restored_rows(unpack_state_int8(tensors, source), first)
+                                         : dequantize_4bit(unpack_state_4bit(tensors, source), first);
     check_range(values, to, name);
     return Tensors{{name, values.to(to).view(shape)}};  // int8 codes may be those of a convolution
   };

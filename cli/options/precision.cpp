@@ -179,6 +179,15 @@ std::vector<Option> precision_options() {
        .help = "FP8 modes: compute the first and the last linear layer in FP8, too: true, false or auto: the "
                "mode's own",
        .choices = auto_or_truth()},
+      {.name = "fp8_primary_weights",
+       .group = kGroup,
+       .to = to_mode(&PrecisionOptions::fp8_primary_weights),
+       .default_value = "auto",
+       .help =
+           "transformer-engine modes: store the layers' weights as FP8 codes beside the optimizer's master "
+           "weights: true, false or auto: false",
+       .choices = auto_or_truth(),
+       .known_as = {"fp8_model_init", "quantized_model_init", "fp8_params"}},
       {.name = "fp8_native",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::fp8_native),

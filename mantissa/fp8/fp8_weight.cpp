@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/fp8/fp8_training.h"
@@ -62,6 +63,14 @@ std::shared_ptr<const Fp8Weight> data_or_throw(const at::Tensor& weight, const c
   return data;
 }
 
+/// Returns codes with zeros behind them, as many rows and columns as `sizes`.
+at::Tensor with_padding(const at::Tensor& codes, at::IntArrayRef sizes) {
+  if (codes.sizes() == sizes) return codes;
+  at::Tensor padded = at::zeros(sizes, codes.options().dtype(at::kByte));  // the code of 0 is 0
+  padded.narrow(0, 0, codes.size(0)).narrow(1, 0, codes.size(1)).copy_(codes.view(at::kByte));
+  return padded.view(codes.scalar_type());
+}
+
 /// Returns the part of a factor's values that belongs to the weight.
 at::Tensor without_padding(const at::Tensor& values, const Fp8Factor& factor) {
   return values.narrow(0, 0, factor.rows).narrow(1, 0, factor.length);
@@ -94,6 +103,21 @@ PackedDataPtr Fp8Weight::with_parts(Parts parts) const {
   for_each_tensor(codes.factor, [&](at::Tensor& each) { each = parts.at(names[next++]); });
   if (codes.amax.defined()) codes.amax = parts.at("amax");
   return std::make_shared<Fp8Weight>(recipe_, std::move(codes), init_val_);
+}
+
+PackedData::Parts Fp8Weight::state(const std::string& name) const {
+  Parts state = PackedData::state(name);
+  at::Tensor& codes = state.at(name);
+  codes = without_padding(codes, codes_.factor).contiguous();
+  return state;
+}
+
+PackedDataPtr Fp8Weight::with_state(const Parts& stored, const std::string& name) const {
+  const auto found = stored.find(name);
+  if (found == stored.end() || found->second.sizes() != sizes()) return PackedData::with_state(stored, name);
+  Parts padded = stored;
+  padded.at(name) = with_padding(found->second.contiguous(), parts().at("").sizes());
+  return PackedData::with_state(padded, name);
 }
 
 PackedDataPtr Fp8Weight::with_values(const at::Tensor& values, const std::string& name) const {

@@ -32,6 +32,9 @@ class Fp8Weight final : public PackedData {
   at::IntArrayRef sizes() const override { return sizes_; }
   Parts parts() const override;
   PackedDataPtr with_parts(Parts parts) const override;
+  /// The codes have the weight's own shape: a file has no padding.
+  Parts state(const std::string& name) const override;
+  PackedDataPtr with_state(const Parts& stored, const std::string& name) const override;
   PackedDataPtr with_values(const at::Tensor& values, const std::string& name) const override;
   at::Tensor dequantize(at::ScalarType dtype) const override;
 

@@ -11,6 +11,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sqrt.h>
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
@@ -79,7 +81,7 @@ at::Tensor out_of_blocks(const at::Tensor& blocks, const at::Tensor& like) {
 Normalized normalized(const at::Tensor& values) {
   constexpr double kLargest = std::numeric_limits<float>::max();
   const at::Tensor numbers = in_blocks(values).nan_to_num(0, kLargest, -kLargest);
-  const at::Tensor absmax = numbers.numel() == 0 ? numbers.new_empty({0, 1}) : numbers.abs().amax(1, true);
+  const at::Tensor absmax = numbers.abs().amax(1, true);
   // The reciprocal of a tiny number would be infinite: see kernels/cpu/blockwise_codes_internal.h.
   const at::Tensor first = at::where(absmax < 0x1p-100, 0x1p60, 1.0).to(at::kFloat);
   const at::Tensor second = at::where(absmax == 0, 0.0, (absmax * first).reciprocal());
@@ -195,6 +197,16 @@ void store(const kernels::BlockwiseUpdate& update, const at::Tensor& state, cons
 void write_unless(const at::Tensor& found_inf, const at::Tensor& tensor, const at::Tensor& value) {
   const at::Tensor same_dtype = value.to(tensor.scalar_type());
   tensor.copy_(found_inf.defined() ? at::where(found_inf != 0, tensor, same_dtype) : same_dtype);
+}
+
+UpdateFactorTensors factors_of_step(UpdateRule rule, const LowBitHyperparameters& settings,
+                                    const at::Tensor& step) {
+  if (!kernels::has_second_state(rule))
+    return {at::scalar_tensor(settings.lr, step.options()), at::scalar_tensor(settings.eps, step.options())};
+  const at::Tensor t = step.to(at::kDouble);
+  const at::Tensor root = (1 - at::pow(settings.beta2, t)).sqrt();
+  return {(settings.lr * root / (1 - at::pow(settings.beta1, t))).to(at::kFloat),
+          (settings.eps * root).to(at::kFloat)};
 }
 
 void update_by_operations(const kernels::BlockwiseUpdate& update, const UpdateTensors& tensors,

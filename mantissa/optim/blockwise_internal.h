@@ -7,6 +7,7 @@
 
 #include "mantissa/kernels/blockwise.h"
 #include "mantissa/optim/blockwise.h"
+#include "mantissa/optim/low_bit_form.h"
 
 namespace mantissa {
 
@@ -56,6 +57,11 @@ struct UpdateTensors {
 struct UpdateFactorTensors {
   at::Tensor step_size, eps;
 };
+
+/// Returns those of the step with the number `step`, which is 0-dim float32 and counted from 1. They are near
+/// kernels::update_factors(): a device may compute powers and roots in another way.
+UpdateFactorTensors factors_of_step(kernels::UpdateRule rule, const LowBitHyperparameters& settings,
+                                    const at::Tensor& step);
 
 /// Writes `value`, converted, into `tensor`, unless `found_inf` is defined and not 0.
 void write_unless(const at::Tensor& found_inf, const at::Tensor& tensor, const at::Tensor& value);

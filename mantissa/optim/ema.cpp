@@ -20,9 +20,16 @@ at::ScalarType average_dtype(const at::Tensor& tensor) {
   return at::isReducedFloatingType(tensor.scalar_type()) ? at::kFloat : tensor.scalar_type();
 }
 
-/// Returns `tensors` without packed weights, which never change and so are their own average.
+/// Returns `tensors` without packed weights that are frozen: these are their own average.
+/// Errors: c10::ValueError for a packed weight that trains. Averages of its codes would be as coarse as the codes are.
 std::vector<at::Tensor> without_packed(std::vector<at::Tensor> tensors) {
-  std::erase_if(tensors, is_packed);
+  std::erase_if(tensors, [](const at::Tensor& tensor) {
+    TORCH_CHECK_VALUE(!is_packed(tensor) || !tensor.requires_grad(),
+                      "ExponentialMovingAverage: a weight of the module is stored as codes (",
+                      packed_data(tensor)->description(),
+                      ") and trains, so it has no average; average a model without fp8_primary_weights");
+    return is_packed(tensor);
+  });
   return tensors;
 }
 
@@ -33,6 +40,7 @@ ExponentialMovingAverage::ExponentialMovingAverage(torch::nn::Module& module, co
   TORCH_CHECK_VALUE(options.decay >= 0 && options.decay < 1,
                     "ExponentialMovingAverage: the decay must be in [0, 1); got ", options.decay,
                     " (0.999 spans some 1000 steps)");
+  tensors();  // its error belongs here, before the first step
 }
 
 std::vector<at::Tensor> ExponentialMovingAverage::tensors() const {

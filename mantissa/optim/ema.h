@@ -41,11 +41,11 @@ struct EmaOptions {
 ///           in bfloat16 would stop moving; Python keeps the weight's dtype. Integer buffers (batch norm's
 ///           count of batches) and masks are always the module's own; Python's use_buffers averages those too
 ///           and drops the fraction.
-/// Packed:   packed weights (weights/packed_weight.h) are frozen, so they are their own average. They are left
-///           out everywhere.
+/// Packed:   packed weights (weights/packed_weight.h) that are frozen are their own average. They are left out everywhere. Ones that
+///           train are refused.
 /// Memory:   one copy of the weights, in float32 or wider; another while average_weights() is held.
 /// Threads:  one at a time.
-/// Errors:   c10::ValueError for a decay outside [0, 1); c10::Error if the number or the shapes of the
+/// Errors:   c10::ValueError for a decay outside [0, 1), and for a packed weight that trains; c10::Error if the number or the shapes of the
 ///           module's tensors have changed since the first update().
 /// Source:   Polyak and Juditsky 1992; Tarvainen and Valpola 2017, arXiv:1703.01780, section 2.
 /// Example:  ema_test.cpp, Ema.AveragesAreThoseOfPython

@@ -172,6 +172,11 @@ TEST(Ema, LeavesPackedWeightsOut) {
   resumed.copy_to_module();
   EXPECT_EQ(other.fc->bias[0].item<float>(), 2);
   EXPECT_TRUE(at::equal(net.fc->weight.dequantize(), before));
+  net.fc->weight.set_requires_grad(true);
+  EXPECT_THAT(error_of([&] { ExponentialMovingAverage trained(net); }),
+              testing::HasSubstr("is stored as codes"))
+      << "codes are too coarse for an average";
+  EXPECT_THROW(ema.update(), c10::ValueError);
 }
 
 TEST(Ema, RefusesWhatDoesNotFit) {

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
@@ -60,15 +57,6 @@ at::Tensor& fit(at::Tensor& state, const at::Tensor& parameter, at::IntArrayRef 
 kernels::UpdateFactors factors_of(const LowBitForm& form, const LowBitHyperparameters& h, double step) {
   return kernels::update_factors(form.rule, form.decouples_decay,
                                  {h.lr, h.beta1, h.beta2, h.eps, h.weight_decay}, step);
-}
-
-/// The same for a step number on a device.
-UpdateFactorTensors factors_of(UpdateRule rule, const LowBitHyperparameters& h, const at::Tensor& step) {
-  if (!kernels::has_second_state(rule))
-    return {at::scalar_tensor(h.lr, step.options()), at::scalar_tensor(h.eps, step.options())};
-  const at::Tensor t = step.to(at::kDouble);
-  const at::Tensor root = (1 - at::pow(h.beta2, t)).sqrt();
-  return {(h.lr * root / (1 - at::pow(h.beta1, t))).to(at::kFloat), (h.eps * root).to(at::kFloat)};
 }
 
 /// The tensors of a slot, whose states are state1, absmax1, state2, absmax2 as far as there are any.
@@ -148,8 +136,9 @@ void LowBitOptimizer::check_override(const LowBitOverride& settings) const {
   check("beta2", settings.beta2, has_beta2, true);
   check("eps", settings.eps, has_eps, false);
   check("weight_decay", settings.weight_decay, true, false);
-  TORCH_CHECK_VALUE(settings.min_8bit_size.value_or(0) >= 0, name_, ": an override with min_8bit_size ",
-                    settings.min_8bit_size.value_or(0), " is invalid; it must be 0 or more");
+  TORCH_CHECK_VALUE(!settings.min_8bit_size || *settings.min_8bit_size >= 0, name_,
+                    ": an override with min_8bit_size ", *settings.min_8bit_size,
+                    " is invalid; it must be 0 or more");
 }
 
 void LowBitOptimizer::check_override(const at::Tensor& parameter, const LowBitOverride& settings) const {
@@ -242,7 +231,7 @@ void LowBitOptimizer::add_values(Slot& slot, at::Tensor& values, at::Tensor& abs
   const int64_t bits = optim_bits(slot.parameter);
   const StateShape shape(slot.parameter, bits);
   check_fits(name_, values, slot.parameter, shape.values, shape.dtype);
-  if (bits != 32) check_fits(name_, absmax, slot.parameter, shape.absmax, at::kFloat);
+  check_fits(name_, absmax, slot.parameter, shape.absmax, at::kFloat);
   slot.states.push_back(fit(values, slot.parameter, shape.values, shape.dtype));
   if (bits != 32) slot.states.push_back(fit(absmax, slot.parameter, shape.absmax, at::kFloat));
 }
@@ -253,6 +242,11 @@ void LowBitOptimizer::add_state(Slot& slot, const torch::optim::OptimizerOptions
   add_values(slot, state.state1(), state.absmax1());
   if (kernels::has_second_state(form_.rule)) add_values(slot, state.state2(), state.absmax2());
   slot.step = step_on(slot.parameter.device(), state.step());
+}
+
+void LowBitOptimizer::set_hyperparameters(torch::optim::OptimizerOptions& /*options*/,
+                                          const Hyperparameters& /*settings*/) const {
+  TORCH_INTERNAL_ASSERT(false, "only optimizers that are in bitsandbytes take its settings");
 }
 
 void LowBitOptimizer::call_kernel(const Batch& /*batch*/,
@@ -330,7 +324,7 @@ void LowBitOptimizer::update_elsewhere(const std::vector<Slot>& slots, const Bat
                              batch.found_inf.value_or(at::Tensor()),
                              at::Tensor()};
     if (rounds_stochastically(batch.parameters[i])) tensors.stream = stream_on(batch.parameters[i].device());
-    update_by_operations(update, tensors, factors_of(form_.rule, h, slots[i].step));
+    update_by_operations(update, tensors, factors_of_step(form_.rule, h, slots[i].step));
     parameter.write_back();
     if (batch.grad_scale) gradient.write_back();
   }

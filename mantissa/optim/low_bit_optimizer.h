@@ -122,9 +122,9 @@ class LowBitOptimizer : public FusedOptimizer {
                    std::string absmax) const;
   /// Returns the settings of a group.
   virtual Hyperparameters hyperparameters(const torch::optim::OptimizerOptions& options) const = 0;
-  /// Writes the settings, except maximize, into a group's options.
+  /// Writes the settings, except maximize, into a group's options. It is only called if is_in_bitsandbytes().
   virtual void set_hyperparameters(torch::optim::OptimizerOptions& options,
-                                   const Hyperparameters& settings) const = 0;
+                                   const Hyperparameters& settings) const;
   /// Returns the settings of a parameter: those of its group with its override.
   Hyperparameters hyperparameters_of(const at::Tensor& parameter,
                                      const torch::optim::OptimizerOptions& options) const;

@@ -31,7 +31,8 @@ void validate(const char* optimizer, const MuonOptions& o) {
   check("first beta", beta1, beta1 >= 0 && beta1 < 1, "betas lie in [0, 1)");
   check("second beta", beta2, beta2 >= 0 && beta2 < 1, "betas lie in [0, 1)");
   check("ns_steps", o.ns_steps(), o.ns_steps() >= 0 && o.ns_steps() < 100, "ns_steps lies in [0, 99]");
-  check("sum of ns_coefficients", a + b + c, std::isfinite(a + b + c), "the coefficients must be finite");
+  for (const double coefficient : {a, b, c})
+    check("number in ns_coefficients", coefficient, std::isfinite(coefficient), "it must be finite");
   check("adjust_lr_fn", fn, fn == "original" || fn == "match_rms_adamw",
         "choose original or match_rms_adamw");
 }
@@ -42,7 +43,7 @@ namespace {
 double adjusted_lr(double lr, const MuonOptions::adjust_lr_fn_t& adjust_lr_fn, const at::Tensor& matrix) {
   const auto rows = static_cast<double>(matrix.size(0)), columns = static_cast<double>(matrix.size(1));
   if (adjust_lr_fn == "match_rms_adamw") return lr * (0.2 * std::sqrt(std::max(rows, columns)));
-  return columns == 0 ? lr : lr * std::sqrt(std::max(1.0, rows / columns));
+  return lr * std::sqrt(std::max(1.0, rows / columns));
 }
 
 }  // namespace
@@ -128,17 +129,6 @@ LowBitHyperparameters Muon::hyperparameters(const torch::optim::OptimizerOptions
   const auto& o = static_cast<const MuonOptions&>(options);
   const auto [beta1, beta2] = o.betas();
   return {o.lr(), o.use_muon() ? o.momentum() : beta1, beta2, o.eps(), o.weight_decay(), /*maximize=*/false};
-}
-
-void Muon::set_hyperparameters(torch::optim::OptimizerOptions& options,
-                               const Hyperparameters& settings) const {
-  auto& o = static_cast<MuonOptions&>(options);
-  o.lr(settings.lr).eps(settings.eps).weight_decay(settings.weight_decay);
-  if (o.use_muon()) {
-    o.momentum(settings.beta1);
-  } else {
-    o.betas({settings.beta1, settings.beta2});
-  }
 }
 
 std::vector<StateFormat> Muon::state_formats(const at::Tensor& parameter) const {

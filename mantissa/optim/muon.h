@@ -114,8 +114,6 @@ class Muon : public LowBitOptimizer {
   void update(const std::vector<Slot>& slots, const Batch& batch,
               const torch::optim::OptimizerOptions& options) final;
   Hyperparameters hyperparameters(const torch::optim::OptimizerOptions& options) const final;
-  void set_hyperparameters(torch::optim::OptimizerOptions& options,
-                           const Hyperparameters& settings) const final;
 
  private:
   void update_matrix(const Slot& slot, const Batch& batch, size_t index, const MuonOptions& options);

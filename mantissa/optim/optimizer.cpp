@@ -134,7 +134,9 @@ void check_saved(const char* name, const std::string& option, torch::serialize::
     check_options(options);
     for (size_t index = 0; index < count; ++index) {
       c10::IValue key;
-      if (!saved_group.try_read("params/" + std::to_string(index), key) || !key.isString()) continue;
+      TORCH_CHECK_VALUE(saved_group.try_read("params/" + std::to_string(index), key) && key.isString(), name,
+                        "::load: the file does not name parameter ", index, " of group ", group,
+                        ", so it does not hold an optimizer; give a file that torch::save() wrote from one");
       if (!has(with_state, key.toStringRef())) continue;
       torch::serialize::InputArchive state = part(name, states, key.toStringRef());
       check_values(name, group, index, parameters[index], state,

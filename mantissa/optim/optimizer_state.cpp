@@ -254,8 +254,8 @@ StateDict archive_of(const StateReader& saved, const std::vector<at::Tensor>& pa
 /// Holds an optimizer's previous state and restores it unless commit() is called.
 class Rollback {
  public:
-  explicit Rollback(Optimizer& optimizer) : optimizer_(optimizer), state_(std::move(optimizer.state())) {
-    optimizer.state().clear();
+  explicit Rollback(Optimizer& optimizer)
+      : optimizer_(optimizer), state_(std::exchange(optimizer.state(), {})) {
     for (auto& group : optimizer.param_groups()) options_.push_back(group.options().clone());
   }
   ~Rollback() {

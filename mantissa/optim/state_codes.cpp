@@ -74,7 +74,7 @@ const StateTables& tables_on(DynamicMap map, at::Device device) {
 BlockwiseCodes encode_states_by_operations(const at::Tensor& values, DynamicMap map) {
   const auto [x, absmax] = normalized(values);
   const at::Tensor& least = tables_on(map, x.device()).least;
-  const at::Tensor rank = at::bucketize(x.abs().clamp_max(2), least, /*out_int32=*/true, /*right=*/true),
+  const at::Tensor rank = at::bucketize(x.abs(), least, /*out_int32=*/true, /*right=*/true),
                    is_negative = x < 0;
   constexpr int kZero = kernels::kSignedZero;
   const at::Tensor codes = map == DynamicMap::kSigned
@@ -105,8 +105,7 @@ BlockwiseCodes encode_states4_by_operations(const at::Tensor& values, DynamicMap
   constexpr double kLargest = std::numeric_limits<float>::max(), kLeast = 1e-12F;
   const at::Tensor blocks = values.reshape({-1, kState4Block});
   const at::Tensor sizes = blocks.nan_to_num(0, kLargest, -kLargest).abs();
-  const at::Tensor absmax =
-      (sizes.numel() == 0 ? sizes.new_empty({0, 1}) : sizes.amax(1, true)).clamp_min(kLeast);
+  const at::Tensor absmax = sizes.amax(1, true).clamp_min(kLeast);
   const at::Tensor x = blocks * absmax.reciprocal();
   at::Tensor codes = map == DynamicMap::kSigned ? at::bucketize(x, tables_on(map, x.device()).least4,
                                                                 /*out_int32=*/true, /*right=*/true)

@@ -6,9 +6,14 @@
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 
 #include "mantissa/amp/autocast.h"
 #include "mantissa/fp8/fp8_autocast.h"
+#include "mantissa/fp8/fp8_weight.h"
+#include "mantissa/weights/marked_weight.h"
+#include "mantissa/weights/packed_weight.h"
+#include "mantissa/weights/trained_data.h"
 
 namespace mantissa {
 namespace {
@@ -41,6 +46,25 @@ struct BackwardScope {
   Scope outer;
   Fp8Autocast off;
 };
+
+/// Returns `options`, if the master weights that they need are there.
+const Fp8LayerOptions& with_masters(const Fp8LayerOptions& options, const TrueDtypeOptions& weights,
+                                    at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(
+      !options.primary_weights || weights.master_weights, "precision '", name_of(dtype),
+      "': weights that are stored in FP8 are too coarse for an optimizer's updates, so they need "
+      "master weights; set master_weights, or leave fp8_primary_weights out");
+  return options;
+}
+
+/// Returns the weights of a module that another mode has stored in FP8.
+std::vector<std::pair<at::Tensor, PackedDataPtr>> stored_by_a_mode(const torch::nn::Module& module) {
+  std::vector<std::pair<at::Tensor, PackedDataPtr>> stored;
+  for (const at::Tensor& weight : module.parameters())
+    if (is_fp8_weight(weight) && weight_rule(weight)->belongs_to_mode())
+      stored.emplace_back(weight, packed_data(weight));
+  return stored;
+}
 
 TrueDtypeOptions named(TrueDtypeOptions weights, at::ScalarType dtype) {
   weights.name = name_of(dtype);
@@ -123,6 +147,26 @@ at::Tensor Fp8Mixed::convert_output(const at::Tensor& y) const { return to_defau
 
 TransformerEngine::TransformerEngine(at::ScalarType dtype, at::Device device, Fp8LayerOptions options,
                                      TrueDtypeOptions weights)
-    : Fp8Mode(device, dtype, std::move(options), dtype, named(std::move(weights), dtype)) {}
+    : Fp8Mode{device, dtype, with_masters(options, weights, dtype), dtype, named(std::move(weights), dtype)},
+      stores_weights_(options.primary_weights) {}
+
+void TransformerEngine::convert_module(torch::nn::Module& module) {
+  if (!stores_weights_) return Fp8Mode::convert_module(module);
+  restore_from_fp8();  // the master weights of an earlier run are the most exact values
+  const auto stored = stored_by_a_mode(module);
+  Fp8Mode::convert_module(module);
+  // Codes that were loaded from a file have the scales of their training.
+  for (const auto& [weight, codes] : stored)
+    if (is_fp8_weight(weight) && packed_data(weight)->description() == codes->description())
+      replace_trained_data(weight, codes);
+}
+
+StepResult TransformerEngine::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
+  StepResult result = Fp8Mode::step(optimizer, closure);
+  // After a skipped step, too: the scales of DelayedScaling have moved on, and the codes are those of the next product.
+  const bool was_no_step = result.is_known() && result.cause() == SkipCause::kNoGradients;
+  if (stores_weights_ && !was_no_step) store_in_fp8(optimizer);
+  return result;
+}
 
 }  // namespace mantissa

@@ -76,15 +76,26 @@ class Fp8Mixed final : public Fp8Mode<Precision> {
 /// "transformer-engine" and "transformer-engine-float16": weights, activations and gradients in one 16-bit dtype, and
 /// the products of all torch::nn::Linear layers in FP8.
 ///
-/// Weights:  those of TrueDtype in this dtype. There is no loss scale unless the options have one.
+/// Weights:  those of TrueDtype in this dtype. There is no loss scale unless the options have one. With
+///           Fp8LayerOptions::primary_weights those of the layers are FP8 codes (fp8/fp8_weight.h), which are made of the
+///           master weights after each step.
 /// Numerics: the other operations run under autocast to the same dtype, so that softmax and losses are float32.
 /// Scales, Devices, Errors: those of Fp8Mixed.
 /// Source:   Lightning's TransformerEnginePrecision.
 class TransformerEngine final : public Fp8Mode<TrueDtype> {
  public:
   /// `dtype`: kBFloat16 or kHalf. `weights`: the options of TrueDtype, without a name.
+  /// Errors: c10::ValueError for primary weights without master weights.
   TransformerEngine(at::ScalarType dtype, at::Device device,
                     Fp8LayerOptions options = {.first_and_last = true}, TrueDtypeOptions weights = {});
+
+  void convert_module(torch::nn::Module& module) override;
+
+ protected:
+  StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override;
+
+ private:
+  bool stores_weights_;
 };
 
 }  // namespace mantissa

@@ -14,6 +14,7 @@
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/fp8/fp8_training.h"
+#include "mantissa/fp8/fp8_weight.h"
 #include "mantissa/precision/layers_internal.h"
 #include "mantissa/precision/state_keys_internal.h"
 #include "mantissa/weights/packed_weight.h"
@@ -113,6 +114,7 @@ std::optional<StateReader> usable_part(const StateReader& state, const Fp8Recipe
 Fp8Layers::Fp8Layers(std::string who, Fp8LayerOptions options)
     : who_(std::move(who)), options_(std::move(options)) {
   check_recipe(options_.recipe);
+  if (options_.primary_weights) check_stores_weights(options_.recipe, Fp8Rounding::kNearest, who_);
 }
 
 void Fp8Layers::check(torch::nn::Module& module, bool is_cast) const {
@@ -147,6 +149,8 @@ void Fp8Layers::convert(torch::nn::Module& module) {
   std::erase_if(rows_, [&](const Row& row) {
     return row.key.expired() || weights.contains(row.key._unsafe_get_target());
   });
+  const auto shared =
+      options_.primary_weights ? parameters_of_others(module) : std::set<const c10::TensorImpl*>();
   for (const Plan& each : plans) {
     rows_.push_back({each.report, WeakKey<at::Tensor>::weak(each.weight)});
     if (!each.report.products) continue;
@@ -160,6 +164,10 @@ void Fp8Layers::convert(torch::nn::Module& module) {
     if (each.is_marked_by_user) continue;
     const std::shared_ptr<Fp8LinearState>& state = layers_.find(each.weight)->state;
     state->set_native(options_.native);
+    // The master weights begin with the values from before the quantization.
+    if (options_.primary_weights && !is_adapted(each.weight) &&
+        !shared.contains(each.weight.unsafeGetTensorImpl()))
+      make_fp8_weight(each.weight, state, {.preserve_high_precision_init_val = each.weight.requires_grad()});
     mark_weight(base_weight(each.weight), std::make_shared<Fp8TrainingRule>(state, /*belongs_to_mode=*/true));
   }
   convert_attentions(module);

@@ -26,11 +26,15 @@ struct Fp8LayerOptions {
   /// Whether the first and the last torch::nn::Linear of a module compute in FP8, too.
   bool first_and_last = false;
   Fp8Native native = Fp8Native::kAuto;
+  /// Whether the weights of layers that compute in FP8 are stored as codes (fp8/fp8_weight.h). Weights under an adapter, and
+  /// those that a module of another kind shares, such as an embedding, stay as they are.
+  bool primary_weights = false;
 };
 
 /// The layers of a run that compute in FP8, and their scales. The FP8 modes (fp8.h) share this class.
 ///
-/// Weights: convert() marks the weights of torch::nn::Linear layers (weights/marked_weight.h) and changes no value.
+/// Weights: convert() marks the weights of torch::nn::Linear layers (weights/marked_weight.h) and changes no value, unless
+///          they are to be stored in FP8.
 /// Steps:   the scales of a layer move on when the optimizer that steps its weight has taken a step. A layer whose weight
 ///          no optimizer steps, because it is frozen, moves on with each step of any optimizer.
 /// State:   state_dict() has an entry for each layer, under the layer's name. Where several modules have a layer "fc",
@@ -38,7 +42,7 @@ struct Fp8LayerOptions {
 class Fp8Layers {
  public:
   /// `who`: the beginning of all errors, such as "precision 'fp8-mixed'".
-  /// Errors: those of check_recipe().
+  /// Errors: those of check_recipe(), and with primary weights of check_stores_weights().
   Fp8Layers(std::string who, Fp8LayerOptions options);
 
   /// Checks that convert() can convert the module. A mode calls it before it changes anything.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 #include <unordered_set>
 
 #include <c10/util/Exception.h>
@@ -43,6 +44,18 @@ std::vector<Layer> weights_of(const Module& module) {
 bool is_ignored(const std::string& name, const std::vector<std::string>& ignored) {
   return std::any_of(ignored.begin(), ignored.end(),
                      [&](const std::string& prefix) { return name.starts_with(prefix); });
+}
+
+std::set<const c10::TensorImpl*> parameters_of_others(const Module& module) {
+  std::set<const c10::TensorImpl*> found;
+  const auto visit = [&](const Module& part) {
+    if (is_chosen_kind(part, {})) return;
+    for (const at::Tensor& parameter : part.parameters(/*recurse=*/false))
+      found.insert(parameter.unsafeGetTensorImpl());
+  };
+  visit(module);
+  for (const auto& part : module.modules(/*include_self=*/false)) visit(*part);
+  return found;
 }
 
 std::vector<Attention> attentions_of(Module& module) {

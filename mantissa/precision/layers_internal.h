@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,10 @@ bool has_layers(const torch::nn::Module& module, const LayerChoice& choice);
 
 /// Returns the chosen layers of a module, each weight once. A weight that an ignored layer shares is left out.
 std::vector<Layer> layers_of(const torch::nn::Module& module, const LayerChoice& choice);
+
+/// Returns the parameters of the module's parts that are no linear layers. A layer may share its weight with one of them, as
+/// with an embedding.
+std::set<const c10::TensorImpl*> parameters_of_others(const torch::nn::Module& module);
 
 /// A module that is an attention, or a part that is.
 struct Attention {

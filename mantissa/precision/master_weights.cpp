@@ -15,15 +15,49 @@
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/core/state_dict.h"
+#include "mantissa/fp8/fp8_weight.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/optim/steps_16bit_weights.h"
+#include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/packed_weight.h"
+#include "mantissa/weights/replace_weight.h"
 
 namespace mantissa {
 namespace {
 
 bool is_16_bit(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+/// Whether a mode stores the parameter in FP8. One that the user has stored has a master weight of the user's own.
+bool is_stored_by_mode(const at::Tensor& parameter) {
+  return is_fp8_weight(parameter) && weight_rule(parameter)->belongs_to_mode();
+}
+
+/// Whether an optimizer steps a master weight in the parameter's place. Other packed weights are frozen.
+bool has_master(const at::Tensor& parameter) {
+  return is_packed(parameter) ? is_stored_by_mode(parameter) : is_16_bit(parameter);
+}
+
+/// Returns the most exact values of a parameter, in float32.
+at::Tensor values_of(const at::Tensor& parameter) {
+  if (!is_fp8_weight(parameter)) return parameter.detach().to(at::kFloat);
+  const at::Tensor initial = high_precision_init_val(parameter);
+  if (!initial.defined()) return packed_data(parameter)->dequantize(at::kFloat);
+  clear_high_precision_init_val(parameter);
+  return initial.to(parameter.device(), at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+}
+
+bool has_equal_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.device() == b.device() &&
+         a.flatten().view(at::kByte).equal(b.flatten().view(at::kByte));
+}
+
+bool have_equal_parts(const PackedDataPtr& a, const PackedDataPtr& b) {
+  const auto parts = a->parts(), others = b->parts();
+  return std::equal(
+      parts.begin(), parts.end(), others.begin(), others.end(),
+      [](const auto& x, const auto& y) { return x.first == y.first && has_equal_bytes(x.second, y.second); });
 }
 
 /// Adds the parameter's gradient to that of its master weight, and makes the parameter's gradient undefined.
@@ -104,14 +138,9 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
     std::vector<at::Tensor>& parameters = optimizer.param_groups()[group].params();
     for (size_t number = 0; number < parameters.size(); ++number) {
       at::Tensor& parameter = parameters[number];
-      if (!is_16_bit(parameter) || is_packed(parameter)) continue;  // a packed weight is frozen
+      if (!has_master(parameter)) continue;
       const auto [slot, is_new] = copies.try_emplace(parameter.unsafeGetTensorImpl());
-      if (is_new) {
-        slot->second = parameter.detach().to(at::kFloat).set_requires_grad(parameter.requires_grad());
-        model_.push_back(parameter);
-        master_.push_back(slot->second);
-        places_.push_back({group, number});
-      }
+      if (is_new) slot->second = add(parameter, {group, number});
       replaced.emplace_back(&parameter, parameter);
       parameter = slot->second;
       if (observer) observer->replaced_parameter(replaced.back().second, parameter);
@@ -131,6 +160,14 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
   move_gradients_from(0);
 }
 
+at::Tensor MasterWeights::add(const at::Tensor& parameter, Place place) {
+  model_.push_back(parameter);
+  master_.push_back(values_of(parameter).set_requires_grad(parameter.requires_grad()));
+  stored_.push_back(is_packed(parameter) ? packed_data(parameter) : nullptr);
+  places_.push_back(place);
+  return master_.back();
+}
+
 void MasterWeights::move_gradients_from(size_t first) {
   for (size_t i = first; i < model_.size(); ++i) {
     move_gradient(model_[i], master_[i]);
@@ -146,8 +183,7 @@ bool MasterWeights::add_parameters(torch::optim::Optimizer& optimizer) {
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     std::vector<at::Tensor>& parameters = optimizer.param_groups()[group].params();
     for (size_t number = 0; number < parameters.size(); ++number)
-      if (is_16_bit(parameters[number]) && !is_packed(parameters[number]))
-        added.push_back({&parameters[number], {group, number}});
+      if (has_master(parameters[number])) added.push_back({&parameters[number], {group, number}});
   }
   if (added.empty()) return false;
   std::unordered_set<const at::TensorImpl*> known;
@@ -165,10 +201,7 @@ bool MasterWeights::add_parameters(torch::optim::Optimizer& optimizer) {
   const size_t first = model_.size();
   auto* const observer = dynamic_cast<Steps16BitWeights*>(&optimizer);
   for (const auto& [parameter, place] : added) {
-    model_.push_back(*parameter);
-    master_.push_back(parameter->detach().to(at::kFloat).set_requires_grad(parameter->requires_grad()));
-    places_.push_back(place);
-    *parameter = master_.back();
+    *parameter = add(*parameter, place);
     if (observer) observer->replaced_parameter(model_.back(), master_.back());
   }
   move_gradients_from(first);
@@ -197,7 +230,15 @@ bool MasterWeights::share_a_parameter_with(const MasterWeights& other) const {
 
 void MasterWeights::copy_changes_from_model() {
   const at::NoGradGuard no_grad;
+  const bool were_just_loaded = std::exchange(are_loaded_, false);
   for (size_t i = 0; i < model_.size(); ++i) {
+    if (is_packed(model_[i])) {
+      const PackedDataPtr now = packed_data(model_[i]);
+      if (!were_just_loaded && now != stored_[i] && !(stored_[i] && have_equal_parts(now, stored_[i])))
+        master_[i].copy_(values_of(model_[i]));
+      stored_[i] = now;
+      continue;
+    }
     // Versions would not show a write through data(). The host must not wait for a device to compare values.
     if (model_[i].is_cpu() && is_rounded_from(model_[i], master_[i])) continue;
     // An average that was swapped in and out again has written the old values back. Only the master weight
@@ -209,7 +250,24 @@ void MasterWeights::copy_changes_from_model() {
 
 void MasterWeights::copy_to_model() {
   const at::NoGradGuard no_grad;
-  if (!model_.empty()) at::_foreach_copy_(model_, master_);
+  std::vector<at::Tensor> to, from;
+  for (size_t i = 0; i < model_.size(); ++i)
+    if (!is_packed(model_[i])) to.push_back(model_[i]), from.push_back(master_[i]);
+  if (!to.empty()) at::_foreach_copy_(to, from);
+}
+
+void MasterWeights::store_in_fp8() {
+  for (size_t i = 0; i < model_.size(); ++i) {
+    if (!is_fp8_weight(model_[i])) continue;
+    store_fp8_weight(model_[i], master_[i]);
+    stored_[i] = packed_data(model_[i]);
+  }
+}
+
+void MasterWeights::restore_from_fp8() {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < model_.size(); ++i)
+    if (is_fp8_weight(model_[i])) replace_weight(model_[i], master_[i].detach().to(model_[i].scalar_type()));
 }
 
 }  // namespace mantissa

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "mantissa/amp/gradient_hooks.h"
+#include "mantissa/weights/packed_data.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -14,7 +15,8 @@ class Optimizer;
 namespace mantissa {
 
 /// Holds master weights: float32 weights that an optimizer steps in place of the model's 16-bit parameters,
-/// so that updates below half an ulp of a 16-bit weight are not lost.
+/// so that updates below half an ulp of a 16-bit weight are not lost. A weight that a mode stores in FP8 (fp8/fp8_weight.h)
+/// has a master weight, too, which begins with the values from before its quantization.
 ///
 /// The master weights are in the optimizer's parameter groups. As soon as backward() has made the gradient of
 /// a 16-bit parameter, the gradient moves to its master weight in float32; the optimizer's zero_grad(),
@@ -47,8 +49,16 @@ class MasterWeights {
   /// through data(), to the master weights. Call it before a step.
   /// Sync: none.
   void copy_changes_from_model();
-  /// Rounds the master weights into the model's parameters. Call it after a step.
+  /// Rounds the master weights into the model's 16-bit parameters. Call it after a step.
   void copy_to_model();
+  /// Quantizes the master weights into the model's parameters that are stored in FP8. Call it after a step, when the
+  /// layers' scales have moved on.
+  void store_in_fp8();
+  /// Gives the model's parameters that are stored in FP8 the values of their master weights, in 16 bits: they are ordinary
+  /// tensors then.
+  void restore_from_fp8();
+  /// Says that the master weights were loaded. What the model has in FP8 then does not count as a change.
+  void were_loaded() { are_loaded_ = true; }
 
   /// Calls visit(parameter, master weight) for each pair.
   template <typename Visit>
@@ -67,11 +77,15 @@ class MasterWeights {
     size_t group, number;
   };
 
+  /// Adds a parameter and returns its master weight.
+  at::Tensor add(const at::Tensor& parameter, Place place);
   /// Gives the gradients of the model's parameters from this one on to their master weights.
   void move_gradients_from(size_t first);
 
   torch::optim::Optimizer* optimizer_;
   std::vector<at::Tensor> model_, master_;
+  std::vector<PackedDataPtr> stored_;  ///< the codes made of each master weight; null for a 16-bit parameter
+  bool are_loaded_ = false;            ///< since the last step
   std::vector<Place> places_;
   std::vector<GradientHook> hooks_;
 };

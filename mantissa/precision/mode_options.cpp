@@ -155,6 +155,13 @@ std::string used_by_fp8_layers(const Request& asked) {
   return used_by(asked, has_fp8_products, "compute layers in FP8");
 }
 
+std::string used_to_store_fp8(const Request& asked) {
+  return used_by(
+      asked,
+      [](const PrecisionTraits& traits) { return has_fp8_products(traits) && has_16_bit_weights(traits); },
+      "can store weights in FP8");
+}
+
 /// Layers of int8-training have 16-bit inputs and results.
 std::string used_as_dtype(const Request& asked) {
   const PrecisionTraits& traits = asked.mode.traits;
@@ -220,6 +227,7 @@ const std::vector<ModeOption>& mode_options() {
       row<&O::quantize_convolutions>("quantize_convolutions", used_by_convolutions),
       row<&O::recipe>("recipe", used_by_fp8_layers),
       row<&O::fp8_first_and_last>("fp8_first_and_last", used_by_fp8_layers),
+      row<&O::fp8_primary_weights>("fp8_primary_weights", used_to_store_fp8),
       row<&O::fp8_native>("fp8_native", used_by_fp8_layers),
   };
   return table;

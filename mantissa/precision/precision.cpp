@@ -17,6 +17,7 @@
 #include "mantissa/weights/attention.h"
 #include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/packed_weight.h"
+#include "mantissa/weights/replace_weight.h"
 
 namespace mantissa {
 
@@ -44,7 +45,12 @@ void Precision::convert_module(torch::nn::Module& module) {
     // An earlier mode of this module ends here. A mode with a rule of its own marks the weights after this.
     const at::Tensor weight = base_weight(parameter.value());
     const WeightRulePtr rule = weight_rule(weight);
-    if (rule && rule->belongs_to_mode()) unmark_weight(weight);
+    if (!rule || !rule->belongs_to_mode()) continue;
+    if (is_packed(weight)) {
+      replace_weight(weight, mantissa::dequantize(weight.detach()));
+    } else {
+      unmark_weight(weight);
+    }
   }
   for (const Attention& attention : attentions_of(module)) {
     const auto& rule = attention.module->attention_rule();

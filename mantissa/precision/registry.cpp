@@ -57,7 +57,7 @@ std::unique_ptr<Precision> make_mixed(const Mode& mode, at::Device device, const
 TrueDtypeOptions narrow_weights(const Mode& mode, at::Device device, const PrecisionOptions& options) {
   TrueDtypeOptions narrow{
       .keep_batchnorm_fp32 = options.keep_batchnorm_fp32.value_or(mode.traits.master_weights),
-      .master_weights = options.master_weights.value_or(mode.traits.master_weights),
+      .master_weights = traits_of(mode, options).master_weights,
       .name = mode.name};
   narrow.scaler = make_scaler(mode, device, options,
                               options.loss_scale.value_or(mode.traits.scales_loss ? "dynamic" : "none"),
@@ -74,7 +74,8 @@ Fp8LayerOptions fp8_layers(const Mode& mode, const PrecisionOptions& options) {
   return {.recipe = options.recipe.value_or(DelayedScaling()),
           .ignore_modules = options.ignore_modules,
           .first_and_last = options.fp8_first_and_last.value_or(mode.traits.weights.has_value()),
-          .native = options.fp8_native.value_or(Fp8Native::kAuto)};
+          .native = options.fp8_native.value_or(Fp8Native::kAuto),
+          .primary_weights = options.fp8_primary_weights.value_or(false)};
 }
 
 std::unique_ptr<Precision> make_fp8_mixed(const Mode& mode, at::Device device,
@@ -263,8 +264,9 @@ PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options) {
   PrecisionTraits traits = mode.traits;
   if (options.dtype) traits.compute = format_of(*options.dtype).value_or(traits.compute);
   if (options.loss_scale) traits.scales_loss = *options.loss_scale != "none";
-  if (options.master_weights) {
-    traits.master_weights = *options.master_weights;
+  const bool needs_masters = options.fp8_primary_weights.value_or(false);
+  if (options.master_weights || needs_masters) {
+    traits.master_weights = options.master_weights.value_or(needs_masters);
     traits.gradients = traits.master_weights ? Format::kFloat32 : traits.weights.value_or(traits.gradients);
   }
   return traits;

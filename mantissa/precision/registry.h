@@ -62,6 +62,9 @@ struct PrecisionOptions {
   std::optional<Fp8Recipe> recipe = std::nullopt;
   /// Whether the first and the last Linear of a model compute in FP8, too. Unset: false in fp8-mixed, true in transformer-engine.
   std::optional<bool> fp8_first_and_last = std::nullopt;
+  /// For modes with FP8 products and 16-bit weights: the weights of their layers are stored as FP8 codes, and the optimizer steps
+  /// master weights.
+  std::optional<bool> fp8_primary_weights = std::nullopt;
   /// Whether the device multiplies FP8 codes by instructions of its own (fp8_support()). Unset: kAuto, where it has them.
   std::optional<Fp8Native> fp8_native = std::nullopt;
 

@@ -235,6 +235,14 @@ StepResult TrueDtype::step(torch::optim::Optimizer& optimizer, const LossClosure
   return result;
 }
 
+void TrueDtype::store_in_fp8(const torch::optim::Optimizer& optimizer) {
+  if (MasterWeights* const masters = masters_of(optimizer)) masters->store_in_fp8();
+}
+
+void TrueDtype::restore_from_fp8() {
+  for (const SetUp& each : master_weights_) each.masters->restore_from_fp8();
+}
+
 std::vector<TrueDtype::NamedMaster> TrueDtype::named_masters() const {
   std::vector<NamedMaster> named;
   std::unordered_set<std::string> used;
@@ -282,6 +290,9 @@ std::vector<std::string> TrueDtype::load_state_dict(const StateReader& state) {
   std::vector<std::string> differences = ScaledPrecision::load_state_dict(state);
   const at::NoGradGuard no_grad;
   for (const NamedMaster& each : own) at::Tensor(each.weight).copy_(saved->at(each.key).to_tensor());
+  if (!own.empty())
+    for (const SetUp& each : master_weights_)
+      if (each.run == run_) each.masters->were_loaded();
   if (lost > 0)
     differences.push_back(c10::str("it lacks ", lost,
                                    " master weights of modules whose weights have equal names, "

@@ -64,6 +64,10 @@ class TrueDtype : public ScaledPrecision {
   void teardown() override;
 
  protected:
+  /// Quantizes the master weights of `optimizer` into the weights that the mode stores in FP8, after a step.
+  void store_in_fp8(const torch::optim::Optimizer& optimizer);
+  /// Gives weights that the mode stores in FP8 the values of their master weights, before a module is converted again.
+  void restore_from_fp8();
   StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override;
   void check_line_search() const override;
 

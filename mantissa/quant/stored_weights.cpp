@@ -7,6 +7,7 @@
 
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/quant_state.h"
+#include "mantissa/quant/stored_fp8.h"
 #include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
@@ -44,6 +45,12 @@ void check_scales_of_int8(const std::map<std::string, at::ScalarType>& dtypes,
   }
 }
 
+std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, at::Tensor>& tensors) {
+  std::map<std::string, at::ScalarType> dtypes;
+  for (const auto& [name, tensor] : tensors) dtypes.emplace(name, tensor.scalar_type());
+  return dtypes;
+}
+
 /// Takes the tensors of a weight out of `tensors`; `state` has their names.
 void erase_all(std::map<std::string, at::Tensor>& tensors, const std::map<std::string, at::Tensor>& state) {
   for (const auto& [name, part] : state) tensors.erase(name);
@@ -53,7 +60,11 @@ void erase_all(std::map<std::string, at::Tensor>& tensors, const std::map<std::s
 void dequantize_one(std::map<std::string, at::Tensor>& tensors, const std::string& name,
                     at::ScalarType dtype) {
   at::Tensor values;
-  if (has_state_4bit(tensors, name)) {
+  const auto dtypes = dtypes_of(tensors);
+  if (is_stored_fp8(dtypes, name)) {
+    values = dequantize_stored_fp8(tensors, name, dtype);
+    for (const std::string& part : stored_fp8_parts(dtypes, name)) tensors.erase(part);
+  } else if (has_state_4bit(tensors, name)) {
     const Quantized4Bit weight = unpack_state_4bit(tensors, name);
     values = dequantize_4bit(weight, dtype);
     erase_all(tensors, pack_state(weight, name));
@@ -79,6 +90,10 @@ std::map<std::string, StoredWeight> find_stored_weights(const std::map<std::stri
       found[weight] = {.is_int8 = true, .tensors = {weight, name}, .json = ""};
       if (dtypes.contains(format)) found[weight].tensors.push_back(format);
     }
+    if (is_stored_fp8(dtypes, name)) {
+      found[name] = {.is_fp8 = true, .tensors = stored_fp8_parts(dtypes, name), .json = ""};
+      continue;
+    }
     const std::string weight = weight_of_component_4bit(name);
     const bool is_json = name.find(kState4Bit) != std::string::npos;
     // A model may have a parameter of such a name that is none of a quantized weight's.
@@ -93,6 +108,7 @@ std::map<std::string, StoredWeight> find_stored_weights(const std::map<std::stri
 }
 
 Format format_of(const StoredWeight& weight) {
+  if (weight.is_fp8) return Format::kFloat8E4M3;
   if (weight.is_int8) return Format::kInt8;
   return weight.json.ends_with(info(Format::kFP4).name) ? Format::kFP4 : Format::kNF4;
 }
@@ -100,14 +116,12 @@ Format format_of(const StoredWeight& weight) {
 std::vector<std::string> quantized_weights_of(const std::map<std::string, at::ScalarType>& dtypes) {
   std::vector<std::string> names;
   for (const auto& [name, weight] : find_stored_weights(dtypes))
-    if (weight.is_int8 || !weight.json.empty()) names.push_back(name);
+    if (weight.is_int8 || weight.is_fp8 || !weight.json.empty()) names.push_back(name);
   return names;
 }
 
 std::vector<std::string> quantized_weights_of(const std::map<std::string, at::Tensor>& tensors) {
-  std::map<std::string, at::ScalarType> dtypes;
-  for (const auto& [name, tensor] : tensors) dtypes.emplace(name, tensor.scalar_type());
-  return quantized_weights_of(dtypes);
+  return quantized_weights_of(dtypes_of(tensors));
 }
 
 std::map<std::string, at::Tensor> dequantize_stored(std::map<std::string, at::Tensor> tensors,
@@ -130,7 +144,10 @@ std::map<std::string, std::vector<int64_t>> stored_shapes(const std::map<std::st
   std::map<std::string, std::vector<int64_t>> shapes;
   std::map<std::string, at::Tensor> others = tensors;
   for (const std::string& name : quantized_weights_of(tensors)) {
-    if (has_state_4bit(tensors, name)) {
+    if (is_stored_fp8(dtypes_of(tensors), name)) {
+      shapes[name] = tensors.at(name).sizes().vec();
+      for (const std::string& part : stored_fp8_parts(dtypes_of(tensors), name)) others.erase(part);
+    } else if (has_state_4bit(tensors, name)) {
       const Quantized4Bit weight = unpack_state_4bit(tensors, name);
       shapes[name] = weight.shape;
       erase_all(others, pack_state(weight, name));

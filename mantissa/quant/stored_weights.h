@@ -14,9 +14,9 @@ namespace mantissa {
 
 /// A weight that a file has in 4 or 8 bits.
 struct StoredWeight {
-  bool is_int8 = false;
+  bool is_int8 = false, is_fp8 = false;
   std::vector<std::string> tensors;  ///< the names of everything that it consists of, its own first
-  std::string json;                  ///< the name of its quant_state; empty for int8, and if it is missing
+  std::string json;                  ///< the name of its quant_state; empty for 8 bits, and if it is missing
 };
 
 /// Returns the weights that a file has in 4 or 8 bits, by their names. `dtypes` are those of all its tensors. A weight
@@ -38,7 +38,7 @@ std::vector<std::string> quantized_weights_of(const std::map<std::string, at::Te
 /// weight's name: what a model in float can load. Other tensors are returned as they are.
 ///
 /// Memory: the values of all such weights.
-/// Errors: those of find_stored_weights(), unpack_state_4bit() and unpack_state_int8().
+/// Errors: those of find_stored_weights(), unpack_state_4bit(), unpack_state_int8() and dequantize_stored_fp8().
 std::map<std::string, at::Tensor> dequantize_stored(std::map<std::string, at::Tensor> tensors,
                                                     at::ScalarType dtype = at::kFloat);
 

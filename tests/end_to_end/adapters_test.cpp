@@ -172,6 +172,28 @@ TEST_P(AdaptersInModesWithRules, KeepTheRuleOfTheBase) {
   }
 }
 
+TEST(AdaptersOnWeightsInFp8, AreTrainedWhileTheCodesStay) {
+  const at::Tensor x = torch::randn({16, kWidth});
+  for (const bool comes_first : {false, true}) {
+    SCOPED_TRACE(comes_first);
+    torch::manual_seed(0);
+    torch::nn::Sequential net = make_net();
+    const auto mode = make_precision("transformer-engine", at::kCPU, {.fp8_primary_weights = true});
+    std::optional<LoraModel> lora;
+    const LoraConfig config{.target_modules = {"0", "2"}};
+    if (comes_first) lora.emplace(*net, config, "first");
+    mode->convert_module(*net);
+    const at::Tensor before = output_of(*mode, net, x);
+    if (!comes_first) lora.emplace(*net, config, "first");
+    EXPECT_TRUE(at::equal(output_of(*mode, net, x), before)) << "B is zero";
+    EXPECT_EQ(is_packed(base_weight(net->named_parameters()["0.weight"])), !comes_first);
+    const at::Tensor base = base_of(net, "0.weight");
+    const auto [first, last] = train(*mode, net);
+    EXPECT_LT(last, 0.8 * first);
+    EXPECT_TRUE(base_of(net, "0.weight").equal(base));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Mode, AdaptersInModesWithRules, testing::Values("int8-training", "fp8-mixed"),
                          [](const auto& info) { return std::string(info.param).substr(0, 3); });
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -72,7 +73,12 @@ TEST(Fp8TransformerLayer, F8_37_ALayerNormMlpHasTheScalesOfTwoProducts) {
 }
 
 TEST(Fp8TransformerLayer, TrainsInEveryFp8Mode) {
-  for (const std::string name : {"fp8-mixed", "transformer-engine", "transformer-engine-float16"}) {
+  const std::vector<std::pair<std::string, PrecisionOptions>> modes = {
+      {"fp8-mixed", kAllLayers},
+      {"transformer-engine", kAllLayers},
+      {"transformer-engine-float16", kAllLayers},
+      {"transformer-engine", {.fp8_primary_weights = true}}};
+  for (const auto& [name, options] : modes) {
     torch::manual_seed(3);
     TransformerLayer layer(TransformerLayerOptions{.hidden_size = 32,
                                                    .ffn_hidden_size = 64,
@@ -80,8 +86,10 @@ TEST(Fp8TransformerLayer, TrainsInEveryFp8Mode) {
                                                    .num_gqa_groups = 2,
                                                    .hidden_dropout = 0,
                                                    .attention_dropout = 0});
-    const auto mode = make_precision(name, at::kCPU, kAllLayers);
+    const auto mode = make_precision(name, at::kCPU, options);
     mode->convert_module(*layer);
+    EXPECT_EQ(is_packed(layer->named_parameters()["layernorm_mlp.fc1_weight"]),
+              options.fp8_primary_weights.has_value());
     EXPECT_THAT(
         fp8_layers(*mode),
         ElementsAre("self_attention.layernorm_qkv.query_weight", "self_attention.layernorm_qkv.key_weight",
