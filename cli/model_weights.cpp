@@ -37,6 +37,16 @@ std::string count_of_weights(size_t count) {
   return fmt::format("{} weight{}", count, count == 1 ? "" : "s");
 }
 
+/// Whether the mode of a run computes with the codes that a file has.
+bool keeps_codes(const FitOptions& o, const std::vector<std::string>& quantized,
+                 const std::map<std::string, at::Tensor>& stored) {
+  const bool stores_fp8 = o.trainer.precision_options.fp8_primary_weights.value_or(false);
+  return o.traits().frozen_weights ||
+         (stores_fp8 && std::all_of(quantized.begin(), quantized.end(), [&](const std::string& name) {
+            return stored.at(name).scalar_type() == at::kFloat8_e4m3fn;
+          }));
+}
+
 }  // namespace
 
 std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, SafetensorsEntry>& entries) {
@@ -48,7 +58,10 @@ std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, Safe
 std::string mode_of_weights(const std::map<std::string, SafetensorsEntry>& tensors) {
   std::set<std::string> modes;
   for (const auto& [weight, stored] : find_stored_weights(dtypes_of(tensors))) {
-    modes.insert(mode_for_weights(format_of(stored), tensors.contains(weight + ".nested_absmax"))->name);
+    modes.insert(
+        stored.is_fp8
+            ? "transformer-engine"
+            : mode_for_weights(format_of(stored), tensors.contains(weight + ".nested_absmax"))->name);
   }
   if (!modes.empty()) return fmt::format("{}", fmt::join(modes, " and "));
   std::map<at::ScalarType, int64_t> elements;
@@ -68,7 +81,7 @@ std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& mode
 void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tensor> stored,
                         const std::string& from, const FitOptions& o) {
   const std::vector<std::string> quantized = quantized_weights_of(stored);
-  if (!quantized.empty() && !o.traits().frozen_weights) {
+  if (!quantized.empty() && !keeps_codes(o, quantized, stored)) {
     TORCH_WARN("'", from, "' has ", count_of_weights(quantized.size()),
                " in 4 or 8 bits, restored to float32 for --precision ", o.precision(),
                "; a quantized mode such as nf4 keeps the codes");

@@ -6,6 +6,8 @@
 #include "cli/option_destination.h"
 #include "cli/option_parsers.h"
 #include "cli/options/groups.h"
+#include "mantissa/models/plugin.h"
+#include "mantissa/models/registry.h"
 
 namespace mantissa::cli {
 
@@ -25,10 +27,12 @@ std::vector<Option> model_options() {
        .group = kGroup,
        .to = to(&FitOptions::model),
        .default_value = "convnet",
-       .help = either(names) + "; hf:FOLDER makes the Llama or GPT-2 of the folder's config.json",
+       .help = either(names) + "; hf:FOLDER makes the Llama or GPT-2 of the folder's config.json, "
+                               "lib:FILE.so the model of a plug-in, and "
+                               "jit:FILE.pt that of a TorchScript file",
        .default_for_text = "gpt-tiny",
        .choices = names,
-       .choice_prefix = "hf:",
+       .choice_prefixes = {kConfigPrefix, kPluginPrefix, kScriptPrefix},
        .known_as = {"network", "arch"}},
       {.name = "weights",
        .group = kGroup,

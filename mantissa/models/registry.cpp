@@ -17,7 +17,9 @@
 #include "mantissa/models/llama_config.h"
 #include "mantissa/models/mlp.h"
 #include "mantissa/models/model_folder_internal.h"
+#include "mantissa/models/plugin.h"
 #include "mantissa/models/resnet.h"
+#include "mantissa/models/script_model.h"
 #include "mantissa/models/torchvision_resnet.h"
 #include "mantissa/models/vit.h"
 
@@ -112,10 +114,32 @@ ModelEntry entry_of_vit(const std::string& name, const std::string& summary, Vit
   return {name, summary, InputKind::kImages, make};
 }
 
+/// A script does not say what it reads, and has its sizes already.
+ModelEntry entry_of_script(const std::string& name, const std::string& file) {
+  return {name, "the model of a TorchScript file", std::nullopt,
+          [file](const ModelInput& /*input*/) { return std::make_shared<ScriptModel>(file); }};
+}
+
+/// A model behind a prefix.
+struct PathKind {
+  std::string prefix;
+  ModelEntry (*entry)(const std::string& name, const std::string& path);
+};
+
+/// Returns the kind of the path that `name` is; null for a name of a table.
+const PathKind* path_kind_of(const std::string& name) {
+  static const std::vector<PathKind> kinds = {{kConfigPrefix, &entry_of_config},
+                                              {kPluginPrefix, &load_model_plugin},
+                                              {kScriptPrefix, &entry_of_script}};
+  for (const PathKind& kind : kinds)
+    if (name.starts_with(kind.prefix)) return &kind;
+  return nullptr;
+}
+
 std::vector<std::string> names_of_kind(InputKind kind) {
   std::vector<std::string> names;
   for (const ModelEntry& entry : models()) {
-    if (entry.input == kind) names.push_back(entry.name);
+    if (entry.reads(kind)) names.push_back(entry.name);
   }
   return names;
 }
@@ -156,9 +180,11 @@ const std::vector<ModelEntry>& public_models() {
   return table;
 }
 
+bool is_model_path(const std::string& name) { return path_kind_of(name) != nullptr; }
+
 ModelEntry find_model(const std::string& name) {
-  if (name.starts_with(kConfigPrefix))
-    return entry_of_config(name, name.substr(std::char_traits<char>::length(kConfigPrefix)));
+  if (const PathKind* const kind = path_kind_of(name))
+    return kind->entry(name, name.substr(kind->prefix.size()));
   std::vector<std::string> names;
   for (const auto* const table : {&models(), &public_models()}) {
     for (const ModelEntry& entry : *table) {
@@ -167,14 +193,15 @@ ModelEntry find_model(const std::string& name) {
     }
   }
   TORCH_CHECK_VALUE(false, "make_model: no model is called '", name, "'", did_you_mean(name, names),
-                    " (models: ", join_names(names), ", or hf:FOLDER with a config.json)");
+                    " (models: ", join_names(names),
+                    ", or hf:FOLDER with a config.json, lib:FILE.so or jit:FILE.pt)");
 }
 
 std::shared_ptr<TensorModule> make_model(const std::string& name, const ModelInput& input) {
   const ModelEntry entry = find_model(name);
-  TORCH_CHECK_VALUE(entry.input == input.kind, "make_model: '", name, "' reads ",
-                    input_kind_name(entry.input), ", and this data holds ", input_kind_name(input.kind),
-                    "; choose one of ", join_names(names_of_kind(input.kind)));
+  TORCH_CHECK_VALUE(entry.reads(input.kind), "make_model: '", name, "' reads ", input_kind_name(*entry.input),
+                    ", and this data holds ", input_kind_name(input.kind), "; choose one of ",
+                    join_names(names_of_kind(input.kind)));
   return entry.make(input);
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,11 @@ struct ModelEntry {
   std::string name;
   /// A summary of one line, for --help.
   std::string summary;
-  InputKind input;
+  /// Empty if the model does not say what it reads.
+  std::optional<InputKind> input;
   std::function<std::shared_ptr<TensorModule>(const ModelInput&)> make;
+
+  bool reads(InputKind kind) const { return !input || *input == kind; }
 };
 
 /// Returns the small models that make_model() knows by their names, for the command line's help and for tests over all
@@ -49,16 +53,23 @@ const std::vector<ModelEntry>& public_models();
 /// The prefix of a model that its config.json describes: "hf:FOLDER" or "hf:FOLDER/config.json".
 inline constexpr const char* kConfigPrefix = "hf:";
 
-/// Returns the row of `name`, or a row for a model of a config.json. Makes no model.
+/// The prefix of a model in a TorchScript file: "jit:FILE.pt". See ScriptModel.
+inline constexpr const char* kScriptPrefix = "jit:";
+
+/// Whether `name` is the path of a model behind one of the prefixes, and not a name of a table.
+bool is_model_path(const std::string& name);
+
+/// Returns the row of `name`, or a row for a model of a config.json (hf:), of a shared library (lib:, see plugin.h) or of a
+/// TorchScript file (jit:). Makes no model, but loads the library.
 ///
 /// Errors: c10::ValueError for an unknown name (the message has the nearest name and the list); those of
-///         load_llama_config() for a model of a config.json.
+///         load_llama_config() for a model of a config.json, and of load_model_plugin().
 ModelEntry find_model(const std::string& name);
 
 /// Makes the model called `name` in its default size, or in that of its config.json, with weights drawn from the global
-/// generator in the default dtype.
+/// generator in the default dtype. A TorchScript file has weights and sizes of its own.
 ///
-/// Errors: those of find_model(); c10::ValueError for a model that reads the other kind of input (the message has the
+/// Errors: those of find_model() and ScriptModel; c10::ValueError for a model that reads the other kind of input (the message has the
 ///         models that fit), for sizes that the model refuses, and for tokens that a config.json's vocabulary or
 ///         context is too small for.
 std::shared_ptr<TensorModule> make_model(const std::string& name, const ModelInput& input);
