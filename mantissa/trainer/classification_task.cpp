@@ -11,20 +11,37 @@
 namespace mantissa {
 namespace {
 
+constexpr int64_t kIgnored = -100;  // torch's ignore_index
+
+at::Tensor counted(const at::Tensor& target) { return target.ne(kIgnored).sum(); }
+
 struct Scored {
   at::Tensor logits;  ///< [positions, classes], float32 or float64
-  at::Tensor target;  ///< [positions]
+  at::Tensor target;  ///< [positions], or shares of the classes in the shape and dtype of the logits
+
+  at::Tensor loss() const { return at::cross_entropy_loss(logits, target); }
+  /// The share of positions that count whose largest logit is that of the target.
+  at::Tensor accuracy() const {
+    if (target.is_floating_point()) return logits.argmax(-1).eq(target.argmax(-1)).to(at::kFloat).mean();
+    return logits.argmax(-1).eq(target).sum().to(at::kFloat) / counted(target);
+  }
 };
 
 Scored score(const ClassificationTask::Forward& forward, const Batch& batch) {
   const at::Tensor logits = forward(batch.data);
-  TORCH_CHECK_VALUE(batch.target.defined() && logits.dim() == batch.target.dim() + 1 &&
-                        logits.sizes().slice(0, logits.dim() - 1) == batch.target.sizes(),
-                    "ClassificationTask: logits ", logits.sizes(), " do not fit targets ",
-                    batch.target.defined() ? c10::str(batch.target.sizes()) : "(none)",
-                    "; logits are [..., classes] where targets are [...]");
+  const at::Tensor& target = batch.target;
+  const bool has_shares = target.defined() && target.is_floating_point();
+  TORCH_CHECK_VALUE(
+      target.defined() && logits.dim() > 0 &&
+          (has_shares ? logits.sizes() : logits.sizes().slice(0, logits.dim() - 1)) == target.sizes(),
+      "ClassificationTask: logits ", logits.sizes(), " do not fit ",
+      has_shares ? "floating-point targets " : "targets ",
+      target.defined() ? c10::str(target.sizes()) : "(none)",
+      "; logits are [..., classes] where targets are numbers of classes [...] or shares of them "
+      "[..., classes]");
   const bool reduced = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
-  return {(reduced ? logits.to(at::kFloat) : logits).flatten(0, -2), batch.target.flatten()};
+  const at::Tensor wide = (reduced ? logits.to(at::kFloat) : logits).flatten(0, -2);
+  return {wide, has_shares ? target.flatten(0, -2).to(wide.scalar_type()) : target.flatten()};
 }
 
 }  // namespace
@@ -54,18 +71,17 @@ void ClassificationTask::set_chunked_loss(Forward hidden_states, Forward output_
 at::Tensor ClassificationTask::training_step(const Batch& batch, int64_t /*batch_index*/) {
   if (chunk_ > 0)
     return chunked_cross_entropy(output_layer_, hidden_states_(batch.data), batch.target, chunk_);
-  const auto [logits, target] = score(forward_, batch);
-  return at::cross_entropy_loss(logits, target);
+  return score(forward_, batch).loss();
 }
 
 std::pair<at::Tensor, at::Tensor> ClassificationTask::scores(const Batch& batch) {
   if (chunk_ > 0) {
     const auto [loss, correct] =
         chunked_scores(output_layer_, hidden_states_(batch.data), batch.target, chunk_);
-    return {loss, correct.to(at::kFloat) / batch.target.numel()};
+    return {loss, correct.to(at::kFloat) / counted(batch.target)};
   }
-  const auto [logits, target] = score(forward_, batch);
-  return {at::cross_entropy_loss(logits, target), logits.argmax(-1).eq(target).to(at::kFloat).mean()};
+  const Scored scored = score(forward_, batch);
+  return {scored.loss(), scored.accuracy()};
 }
 
 void ClassificationTask::log_scores(const char* prefix, const Batch& batch) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/torch.h>
@@ -207,6 +208,7 @@ TEST(MemoryPlan, IsWhatARunHolds) {
       {"fp8-mixed", {.fp8_first_and_last = true}, at::kFloat},
       {"fp8-mixed", {.recipe = MXFP8BlockScaling(), .fp8_first_and_last = true}, at::kFloat},
       {"transformer-engine", {.master_weights = true, .fp8_first_and_last = true}, at::kBFloat16},
+      {"transformer-engine", {.fp8_first_and_last = true, .fp8_primary_weights = true}, at::kBFloat16},
       {"int8-training", {.init_scale = 1}, at::kFloat}};
   for (const Case& each : cases) {
     Batch batch = some_batch();
@@ -418,6 +420,38 @@ TEST(MemoryPlan, CountsOnCuda) {
   EXPECT_EQ(plan.optimizer_states, kWeights * 2);
   EXPECT_THAT(plan.activations, AllOf(Ge(kSamples * kOut * 2), Le(kSamples * kOut * 2 + 1024)));
   EXPECT_GE(plan.peak, plan.total());
+}
+
+TEST(MemoryPlan, TakesTwoBatches) {
+  OneWeight task;
+  plan_memory(task, {torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}}, {.device = "cpu"});
+  EXPECT_EQ(std::count(task.trace.begin(), task.trace.end(), 'f'), 2);
+}
+
+TEST(MemoryPlan, IsOfTheRunThatTheOptionsDescribe) {
+  struct Looks final : OneLayer {
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      benchmark = at::globalContext().benchmarkCuDNN();
+      return OneLayer::training_step(batch, index);
+    }
+    bool benchmark = false;
+  } task;
+  OneLayer apex;
+  const TrainerOptions flags{.amp_backend = "apex", .amp_level = "O2", .device = "cpu"};
+  EXPECT_EQ(plan_memory(apex, some_batch(), flags).precision, "O2");
+  const bool before = at::globalContext().benchmarkCuDNN();
+  for (const bool benchmark : {true, false}) {
+    plan_memory(task, some_batch(), {.device = "cpu", .benchmark = benchmark});
+    EXPECT_EQ(task.benchmark, benchmark);
+  }
+  EXPECT_EQ(at::globalContext().benchmarkCuDNN(), before);
+  const auto error = [&](const TrainerOptions& options) {
+    return error_of([&] { plan_memory(task, some_batch(), options); });
+  };
+  EXPECT_THAT(error({.cpu_kernels = "none/of/these", .device = "cpu"}), HasSubstr("none/of/these"));
+  EXPECT_THAT(error({.device = "abacus"}), HasSubstr("abacus"));
+  EXPECT_THAT(error({.device = "cpu", .gradient_clip_val = -1}), HasSubstr("gradient_clip_val"));
+  EXPECT_THAT(error({.device = "cpu", .gradient_clip_algorithm = "valeu"}), HasSubstr("valeu"));
 }
 
 }  // namespace

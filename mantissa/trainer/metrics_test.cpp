@@ -105,5 +105,11 @@ TEST(RunMetrics, AResumedRunKnowsTheValidationOfItsEpoch) {
   EXPECT_EQ(resumed.newest().at("val_loss"), 2.0);
 }
 
+TEST(MeanMetrics, WeighsWhatIsOnADevice) {
+  MeanMetrics metrics;  // a meta tensor has no values, but stays on its device like CUDA's
+  for (const double weight : {3.0, 2.0}) metrics.add("loss", torch::ones({}, at::kMeta), weight);
+  EXPECT_EQ(StateReader(metrics.state_dict()).at("loss").at("weight").to_double(), 5);
+}
+
 }  // namespace
 }  // namespace mantissa::metrics_test

@@ -69,6 +69,7 @@ TEST(Refusals, OfOtherCallbacksBeginWhereTheySay) {
   const auto timer = made<Timer, TimerOptions>;
   EXPECT_THAT(timer({.duration = milliseconds(0)}),
               HasSubstr("duration=0 ms; give more than 0, or leave it"));
+  EXPECT_THAT(timer({.duration = milliseconds(-5)}), HasSubstr("duration=-5 ms"));
   EXPECT_EQ(timer({.duration = milliseconds(1)}), "no error");
   const auto average = made<EMAWeightAveraging, EMAWeightAveragingOptions>;
   for (const double decay : {-0.1, 1.0, kNan})

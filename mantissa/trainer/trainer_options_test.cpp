@@ -168,5 +168,12 @@ TEST(AccumulationSchedule, EveryEntryIsChecked) {
   EXPECT_TRUE(AccumulationSchedule(std::map<int64_t, int64_t>{{2, 1}}).is_always(1));
 }
 
+TEST(TrainerOptions, KernelsAndProductsAreCheckedBeforeARun) {
+  EXPECT_THAT(wrong({.cpu_kernels = "none/of/these"}), HasSubstr("none/of/these"));
+  PrecisionOptions products;
+  products.float32_matmul_precision = "hihg";
+  EXPECT_THAT(wrong({.precision_options = products}), HasSubstr("hihg"));
+}
+
 }  // namespace
 }  // namespace mantissa::trainer_options_test

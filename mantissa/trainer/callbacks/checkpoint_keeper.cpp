@@ -54,7 +54,6 @@ void ModelCheckpoint::Keeper::on_fit_start(Trainer& trainer, const FitPlan& plan
   outcome_ = std::make_shared<Outcome>();
   state_ = {};
   state_.run = new_run_id();
-  is_training_ = false;
   batches_per_epoch_ = plan.batches_per_epoch;
   last_time_ = Clock::now();
 }
@@ -178,8 +177,6 @@ void ModelCheckpoint::Keeper::take_another_folder() {
   state_.taken.clear();
   state_.to_remove.clear();
   state_.last_path.clear();
-  state_.last_kept.reset();
-  state_.last_base.clear();
   state_.last_step = -1;
   state_.last_saved = {-1, -1, -1};
   note_best();
@@ -204,10 +201,8 @@ void ModelCheckpoint::Keeper::write(Trainer& trainer, std::optional<double> scor
   Write write{.name = name, .last = state_.last_path, .before = {}, .dropped = {}};
   if (const auto kept = state_.best.find(name); kept != state_.best.end())
     write.before.emplace_back(name, kept->second);
-  const Kept rank{score.value_or(0), state_.order};
   keep(name, score, write);
   if (!options_.save_last && !state_.best.contains(name) && lost_.empty()) return;
-  state_.last_kept = options_.monitor.empty() || score ? std::optional(rank) : std::nullopt;
   state_.last_saved = now;
   state_.last_validated = trainer.progress().validated_batches;
   state_.is_scored = score.has_value();
@@ -242,7 +237,7 @@ void ModelCheckpoint::Keeper::write(Trainer& trainer, std::optional<double> scor
       TORCH_WARN("ModelCheckpoint: an older checkpoint could not be removed yet: ", reason);
     }
     if (failure.empty()) return;
-    outcome->failed.push_back(write);
+    outcome->failed = write;
     if (failed_before) return;  // a full disk is one fault, however many checkpoints fail
     TORCH_WARN(
         "ModelCheckpoint: a checkpoint could not be written, and training continues without it. Later "

@@ -62,8 +62,8 @@ class ModelCheckpoint::Keeper {
   /// Shared with the writer's thread.
   struct Outcome {
     std::mutex mutex;
-    std::string failure;  ///< why the last write failed, or empty
-    std::vector<Write> failed;
+    std::string failure;                          ///< why the last write failed, or empty
+    std::optional<Write> failed;                  ///< the last write, if it failed and that is not undone yet
     std::set<std::string> not_removed, reported;  ///< older checkpoints that could not be removed
   };
   /// The state of one fit.
@@ -74,7 +74,6 @@ class ModelCheckpoint::Keeper {
     std::set<std::string> to_remove = {};   ///< checkpoints that could not be removed yet
     std::filesystem::path best_path = {}, last_path = {};
     std::optional<double> best_score = {};
-    std::optional<Kept> last_kept = {};          ///< the rank of the newest checkpoint
     std::string last_base = {}, last_name = {};  ///< by the pattern, and after "-v1" is appended
     int64_t last_step = -1, order = 0;
     std::array<int64_t, 3> last_saved{-1, -1, -1};  ///< steps, epoch and batch

@@ -1,5 +1,6 @@
 #include "mantissa/trainer/callbacks/device_stats_monitor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,11 +63,12 @@ TEST(DeviceStatsMonitor, LogsTheHost) {
     EXPECT_EQ(step % 2, 0);
     // Another process may use the core meanwhile.
     EXPECT_GT(row.at("process_cpu_percent"), 1);
-    EXPECT_LE(row.at("process_cpu_percent"), 100 * 1024);
+    EXPECT_LE(row.at("process_cpu_percent"), 110 * std::max(2U, std::thread::hardware_concurrency()));
     for (const char* name : {"cpu_percent", "cpu_vm_percent", "cpu_swap_percent"}) {
       EXPECT_GE(row.at(name), 0) << name;
       EXPECT_LE(row.at(name), 100) << name;
     }
+    EXPECT_GT(row.at("cpu_percent"), 0.05) << "one core is busy";
     EXPECT_GT(row.at("cpu_vm_percent"), 0);
     EXPECT_GE(row.at("process_threads"), 1);
     const double resident = row.at("process_resident_bytes");

@@ -243,5 +243,22 @@ TEST_F(EarlyStoppingFiles, AStopThatWaitsIsNotForgotten) {
   EXPECT_EQ(resumed.stopping->stopped_epoch(), 2);
 }
 
+TEST(EarlyStopping, NamesTheInfinityThatItMet) {
+  Fit fit{.options = {.monitor = "m", .mode = "max"}, .values = {1, -HUGE_VAL}};
+  EXPECT_THAT(fit.go().result.stopped_by, HasSubstr("m is -inf; the best was 1"));
+}
+
+TEST(EarlyStopping, AnEpochWithoutTheMetricOfAnEarlierOneIsNoCheck) {
+  struct LogsOnce final : OneWeight {
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      if (trainer().progress().epoch == 0) log("m", 1.0);
+      return OneWeight::training_step(batch, index);
+    }
+  } task;
+  const auto stopping = std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "m", .patience = 1});
+  ListLoader train = loader_of({1});
+  EXPECT_EQ(Trainer({.device = "cpu", .max_epochs = 3, .callbacks = {stopping}}).fit(task, train).epochs, 3);
+}
+
 }  // namespace
 }  // namespace mantissa::early_stopping_test

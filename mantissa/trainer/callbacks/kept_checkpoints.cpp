@@ -84,7 +84,6 @@ void ModelCheckpoint::Keeper::reconcile_with_folder(const Trainer& trainer) {
   });
   if (!mine.contains(last)) {
     state_.last_path.clear();
-    state_.last_base.clear();
     state_.last_step = -1;
   }
   for (const std::string& name : mine)
@@ -123,39 +122,27 @@ void ModelCheckpoint::Keeper::reconcile_with_folder(const Trainer& trainer) {
 void ModelCheckpoint::Keeper::rank_last(double score) {
   Write ranked;
   const std::string name = state_.last_path.filename().string();
-  state_.last_kept = Kept{score, state_.order};
   state_.is_scored = true;
   keep(name, score, ranked);
   for (const std::string& other : ranked.dropped)
     if (other != name) state_.to_remove.insert(other);
 }
 
-/// Removes checkpoints that could not be written from the best ones; those that they replaced still exist.
+/// Removes a checkpoint that could not be written from the best ones; those that it replaced still exist. It is the
+/// newest one, because each save waits for the write before it.
 void ModelCheckpoint::Keeper::undo_failed_writes() {
-  std::vector<Write> failed;
+  std::optional<Write> failed;
   {
     const std::lock_guard lock(outcome_->mutex);
-    failed = std::exchange(outcome_->failed, {});
+    failed = std::exchange(outcome_->failed, std::nullopt);
     state_.to_remove.merge(std::exchange(outcome_->not_removed, {}));
   }
-  for (auto write = failed.rbegin(); write != failed.rend(); ++write) {
-    state_.best.erase(write->name);
-    for (const auto& [name, kept] : write->before) state_.best[name] = kept;
-    for (const std::string& name : write->dropped)
-      if (!state_.best.contains(name)) state_.to_remove.insert(name);
-    if (state_.last_path != dirpath_ / write->name) continue;
-    state_.last_path = write->last;
-    state_.last_kept.reset();
-  }
-  if (failed.empty()) return;
-  // The newest checkpoint was ranked while the failed one still counted as written.
+  if (!failed) return;
+  state_.best.erase(failed->name);
+  for (const auto& [name, kept] : failed->before) state_.best[name] = kept;
+  state_.to_remove.merge(failed->dropped);
+  state_.last_path = failed->last;
   const std::string last = state_.last_path.filename().string();
-  if (state_.last_kept && options_.save_top_k != 0 && !last.empty()) state_.best[last] = *state_.last_kept;
-  while (options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) > options_.save_top_k) {
-    const auto worst = worst_of_the_best();
-    state_.to_remove.insert(worst->first);
-    state_.best.erase(worst);
-  }
   std::erase_if(state_.to_remove,
                 [&](const std::string& name) { return last == name || state_.best.contains(name); });
   state_.last_saved = {-1, -1, -1};

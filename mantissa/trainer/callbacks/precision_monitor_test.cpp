@@ -336,5 +336,33 @@ TEST_F(PrecisionMonitorFiles, AResumedRunContinuesItsCountOfSkippedSteps) {
   EXPECT_EQ(rest.scale, whole.scale);
 }
 
+TEST(PrecisionMonitor, AModelOfOneNumberIsCountedAndLogged) {
+  OneWeight task;
+  const auto logger = std::make_shared<RecordingLogger>();
+  const auto monitor = std::make_shared<PrecisionMonitor>(PrecisionMonitorOptions{.every_n_steps = 1});
+  ListLoader train = loader_of({kInf});
+  Trainer({.precision = "16-mixed",
+           .device = "cpu",
+           .callbacks = {monitor},
+           .loggers = {logger},
+           .log_every_n_steps = 1})
+      .fit(task, train);
+  EXPECT_THAT(monitor->report()->total, SharesAre(0, 0, 1));
+  EXPECT_THAT(logger->lines.at(0), HasSubstr("precision/overflow_total=1 "));
+}
+
+TEST(PrecisionMonitor, ANumberThatIsZeroIsNotOnlySmall) {
+  GradientsAreTheBatch task;
+  const auto logger = std::make_shared<RecordingLogger>();
+  ListLoader train({batch_of({0, 0x1p-130F, 1, 1})});
+  Trainer({.device = "cpu",
+           .callbacks = {std::make_shared<PrecisionMonitor>(PrecisionMonitorOptions{.every_n_steps = 1})},
+           .loggers = {logger},
+           .log_every_n_steps = 1})
+      .fit(task, train);
+  EXPECT_THAT(logger->lines.at(0), HasSubstr(" precision/underflow_total=0.5 "));
+  EXPECT_THAT(logger->lines.at(0), HasSubstr(" precision/zero_total=0.25 "));
+}
+
 }  // namespace
 }  // namespace mantissa::precision_monitor_test

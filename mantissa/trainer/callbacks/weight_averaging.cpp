@@ -60,7 +60,7 @@ void EMAWeightAveraging::on_save_checkpoint(Trainer& /*trainer*/, Checkpoint& ch
   auto* state = checkpoint.state.at("callbacks").get_if<StateDict>();
   if (!ema_ || ema_->num_updates() == 0 || !state->contains(state_key())) return;
   // During a validation the model has the averaged weights.
-  const bool is_averaged = averaged_ != nullptr;
+  const bool is_averaged = averaged_.use_count() > 0;  // a Scope points to nothing
   averaged_.reset();
   StateDict trained;
   for (auto& [name, average] : ema_->named_averages()) {

@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/io/checkpoint.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa::weight_averaging_test {
@@ -119,6 +120,34 @@ TEST(EMAWeightAveraging, RefusesOptionsOutOfRange) {
   EXPECT_THROW(EMAWeightAveraging({.ema = {.decay = 1}}), c10::ValueError);
   EXPECT_THROW(EMAWeightAveraging({.update_every_n_steps = 0}), c10::ValueError);
   EXPECT_THROW(EMAWeightAveraging({.update_starting_at_step = 0}), c10::ValueError);
+}
+
+TEST(EMAWeightAveraging, ACheckpointInsideAValidationHasBothWeights) {
+  struct Saves final : Callback {
+    void on_validation_batch_end(Trainer& trainer, int64_t index) override {
+      if (index != 0) return;
+      const Checkpoint saved = trainer.checkpoint();
+      average = saved.weights.at("weight").item<float>();
+      trained = StateReader(saved.state)
+                    .at("callbacks")
+                    .at("mantissa::EMAWeightAveraging")
+                    .at("trained_weights")
+                    .at("weight")
+                    .to_tensor()
+                    .item<float>();
+    }
+    float average = 0, trained = 0;
+  };
+  Three train, val;
+  OneWeight task;
+  const auto average = std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{.ema = {.decay = 0.5}});
+  const auto saves = std::make_shared<Saves>();
+  Trainer({.device = "cpu", .num_sanity_val_steps = 0, .callbacks = {average, saves}}).fit(task, train, &val);
+  ASSERT_EQ(task.validated.size(), 3U);
+  EXPECT_NE(task.validated[0], -3) << "the average";
+  EXPECT_EQ(saves->average, task.validated[0]);
+  EXPECT_EQ(saves->trained, -3);
+  EXPECT_EQ(task.validated[2], task.validated[0]) << "the validation goes on with the average";
 }
 
 }  // namespace

@@ -33,7 +33,8 @@ class LogWriter {
   /// Discards rows in its file, whichever logger wrote them: all after the first `rows` or, if that is unset,
   /// all of steps after `step`.
   virtual void resume_from(int64_t step, std::optional<int64_t> rows, double wall_time) = 0;
-  /// The number of rows in its file; unset if resume_from() ignores `rows`.
+  /// The number of rows that its file had when it was opened, or after the last resume_from(); unset if
+  /// resume_from() ignores `rows`.
   virtual std::optional<int64_t> rows() const { return std::nullopt; }
   virtual void finish(const std::string& status, double wall_time) = 0;
   /// Returns when everything is on the disk.

@@ -140,7 +140,6 @@ class CsvWriter final : public LogWriter {
       text += '\n';
     }
     file_.append(text);
-    rows_ += static_cast<int64_t>(rows.size());
   }
 
   void write_hyperparams(const Hyperparameters& params, double /*wall_time*/) override {
@@ -206,7 +205,7 @@ class CsvWriter final : public LogWriter {
   std::filesystem::path folder_;
   AppendFile file_;
   Columns columns_{kStep};
-  int64_t rows_ = 0;  ///< in the file
+  int64_t rows_ = 0;  ///< in the file when it was opened or last cut
   Hyperparameters params_;
 };
 

@@ -154,5 +154,13 @@ TEST_F(CSVLoggerTest, IsOnlyAppendedToWhileNoColumnComes) {
   EXPECT_EQ(content_of(link), "step,loss\n1,1\n2,2\n");  // another file has the name now
 }
 
+TEST_F(CSVLoggerTest, ContinuesUnderNamesThatEndInQuotes) {
+  for (int64_t step = 1; step <= 2; ++step) {
+    CSVLogger logger(folder_);
+    logger.log_metrics({{"\"", 1}, {"a,\"", 2}, {"\"\"b", 3}, {"c\"\"", 4}}, step);
+  }
+  EXPECT_EQ(rows(), "step,\"\"\"\",\"\"\"\"\"b\",\"a,\"\"\",\"c\"\"\"\"\"\n1,1,3,2,4\n2,1,3,2,4\n");
+}
+
 }  // namespace
 }  // namespace mantissa::csv_logger_test

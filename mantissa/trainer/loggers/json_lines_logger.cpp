@@ -53,7 +53,6 @@ class JsonLinesWriter final : public LogWriter {
       text += "}\n";
     }
     file_.append(text);
-    rows_ += static_cast<int64_t>(rows.size());
   }
 
   void write_hyperparams(const Hyperparameters& params, double wall_time) override {
@@ -84,7 +83,7 @@ class JsonLinesWriter final : public LogWriter {
 
  private:
   AppendFile file_;
-  int64_t rows_ = 0;  ///< in the file
+  int64_t rows_ = 0;  ///< in the file when it was opened or last cut
 };
 
 }  // namespace

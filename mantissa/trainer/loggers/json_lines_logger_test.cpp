@@ -96,5 +96,22 @@ TEST_F(JSONLinesLoggerTest, TheCountTellsRowsOfOneStepApart) {
   EXPECT_EQ(logger.rows(), 0);
 }
 
+TEST_F(JSONLinesLoggerTest, CountsTheRowsThatItFindsAndKeepsThoseOfTheStep) {
+  {
+    JSONLinesLogger logger(folder_);
+    logger.log_hyperparams({{"lr", 0.5}});
+    logger.log_metrics({{"x", 1}}, 1);
+    logger.log_metrics({{"x", 2}}, 2);
+    logger.log_metrics({{"x", 3}}, 3);
+  }
+  JSONLinesLogger logger(folder_);
+  EXPECT_EQ(logger.rows(), 3);
+  logger.resume_from(2);
+  EXPECT_EQ(logger.rows(), 2);
+  logger.resume_from(2, 0);
+  EXPECT_EQ(logger.rows(), 0);
+  EXPECT_THAT(error_of([&] { logger.resume_from(2, -1); }), testing::HasSubstr("rows=-1; give a value from"));
+}
+
 }  // namespace
 }  // namespace mantissa::json_lines_logger_test

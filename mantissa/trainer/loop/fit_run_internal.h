@@ -80,7 +80,7 @@ class FitRun final : public TrainerRun {
   bool makes_row(bool ends_window) const;
 
   // A window whose gradients have overflowed: retry.cpp.
-  void keep_batch(const Batch& batch, int64_t batch_index, bool begins_window);
+  void keep_batch(const Batch& batch, int64_t batch_index);
   /// Computes the window again until its gradients are finite. Returns the last step, which may be skipped, too.
   StepResult retry(const StepResult& overflowed);
   bool can_retry() const;

@@ -437,5 +437,35 @@ TEST(FitRun, RefusesARunInsideARun) {
               HasSubstr("another run is active"));
 }
 
+TEST(FitRun, FastDevRunReplacesEveryLength) {
+  const Trainer trainer({.device = "cpu",
+                         .max_epochs = 7,
+                         .max_steps = 9,
+                         .min_epochs = 2,
+                         .min_steps = 2,
+                         .fast_dev_run = 3,
+                         .val_check_interval = 2,
+                         .check_val_every_n_epoch = 5,
+                         .accumulate_grad_batches = 4});
+  const TrainerOptions& options = trainer.options();
+  EXPECT_EQ(options.max_epochs, 1);
+  EXPECT_EQ(options.max_steps, 3);
+  EXPECT_EQ(options.min_epochs, 0);
+  EXPECT_EQ(options.min_steps, 0);
+  EXPECT_EQ(options.num_sanity_val_steps, 0);
+  EXPECT_TRUE(options.accumulate_grad_batches.is_always(1));
+  EXPECT_TRUE(options.val_check_interval.is_all());
+  EXPECT_EQ(options.check_val_every_n_epoch, 1);
+}
+
+TEST(FitRun, ATrainerThatHasNotRunHasNothing) {
+  const Trainer trainer({.device = "cpu"});
+  EXPECT_EQ(trainer.stopped_by(), "");
+  EXPECT_EQ(trainer.interrupted_by(), 0);
+  EXPECT_EQ(trainer.module(), nullptr);
+  EXPECT_EQ(trainer.optimizer(), nullptr);
+  EXPECT_TRUE(trainer.callback_metrics().empty());
+}
+
 }  // namespace
 }  // namespace mantissa::fit_run_test

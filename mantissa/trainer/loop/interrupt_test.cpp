@@ -44,9 +44,11 @@ TEST(InterruptScope, LeavesAnIgnoredSignalIgnoredAndRestoresTheHandlerBefore) {
 
 TEST(InterruptScope, RestoresAHandlerOfOnesOwn) {
   const auto mine = [](int) {};
-  const auto before = std::signal(SIGTERM, mine);
-  { const InterruptScope scope; }
-  EXPECT_EQ(std::signal(SIGTERM, before), static_cast<void (*)(int)>(mine));
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const auto before = std::signal(signal, mine);
+    { const InterruptScope scope; }
+    EXPECT_EQ(std::signal(signal, before), static_cast<void (*)(int)>(mine)) << signal;
+  }
 }
 
 }  // namespace

@@ -146,7 +146,7 @@ TEST_F(QuantizedRuns, AFloatRunRestoresAQuantizedCheckpoint) {
   train(begun, options("nf4-dq", 1));
   EXPECT_THAT(warning_of(resumed, options("32-true", 2)),
               AllOf(HasSubstr("was saved in nf4-dq, and this run uses 32-true"),
-                    HasSubstr("2 weights are restored from 4 or 8 bits")));
+                    HasSubstr("2 weights are restored from 4 or 8 bits and train again")));
   EXPECT_FALSE(is_packed(resumed.net->parameters()[0]));
   EXPECT_TRUE(resumed.net->parameters()[0].requires_grad());
 }

@@ -31,13 +31,23 @@ std::string counted(size_t count, const char* what) {
   return std::to_string(count) + (count == 1 ? " weight is " : " weights are ") + what;
 }
 
+/// Whether a checkpoint has everything that the packed weight consists of, as if it had been saved in this form.
+bool has_codes(const std::map<std::string, at::Tensor>& stored, const std::string& name,
+               const at::Tensor& weight) {
+  const auto state = packed_data(weight)->state(name);
+  return std::all_of(state.begin(), state.end(), [&](const auto& part) {
+    const auto found = stored.find(part.first);
+    return found != stored.end() && found->second.scalar_type() == part.second.scalar_type();
+  });
+}
+
 /// Returns how many packed weights of a module a checkpoint has as plain numbers.
 size_t count_plain(const std::map<std::string, at::Tensor>& stored, const torch::nn::Module& module) {
   size_t count = 0;
   for (const auto& [name, weight] : named_weights(module)) {
     const auto found = stored.find(name);
     if (found != stored.end() && is_packed(base_weight(weight)) && found->second.is_floating_point() &&
-        found->second.sizes() == weight.sizes())
+        found->second.sizes() == weight.sizes() && !has_codes(stored, name, base_weight(weight)))
       ++count;
   }
   return count;
@@ -146,7 +156,8 @@ void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
   const std::map<std::string, at::Tensor> masters = master_weights_for(module, checkpoint, from);
   std::map<std::string, at::Tensor> stored = checkpoint.weights;
   for (const auto& [name, weight] : named_weights(module))
-    if (const auto master = masters.find(name); master != masters.end() && is_packed(weight))
+    if (const auto master = masters.find(name);
+        master != masters.end() && is_packed(weight) && !has_codes(stored, name, weight))
       stored[name] = master->second;  // quantized from the most exact values
   const std::map<std::string, at::Tensor> own = named_weights(module);
   std::vector<std::string> changes{counted(count_plain(stored, module), "quantized")};

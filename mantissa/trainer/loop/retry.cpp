@@ -12,8 +12,7 @@
 
 namespace mantissa {
 
-void FitRun::keep_batch(const Batch& batch, int64_t batch_index, bool begins_window) {
-  if (begins_window) window_.clear();
+void FitRun::keep_batch(const Batch& batch, int64_t batch_index) {
   window_.push_back({batch, batch_index, ReplayPoint(task_.module())});
 }
 

@@ -326,5 +326,36 @@ TEST(Tracer, ATrainerKeepsNoBatchOfARunThatIsOver) {
   EXPECT_TRUE(batch.expired());
 }
 
+TEST_F(ResumedTracer, AScaleThatFindsItselfIsOneLineInAllRuns) {
+  const auto overflow = [](const at::Tensor& y, int64_t) { return y.to(at::kFloat).sum() * 1e30; };
+  EXPECT_THAT(warnings_after_resume(overflow, 1, 2), ElementsAre());
+}
+
+TEST_F(ResumedTracer, AfterItsLastTraceTracesNoMore) {
+  const auto fault = [](const at::Tensor& y, int64_t) { return torch::log(y.to(at::kFloat) - 1).sum(); };
+  const int64_t most = TrainerOptions::kMaxTraces;
+  EXPECT_THAT(warnings_after_resume(fault, most, most + 2), ElementsAre());
+}
+
+TEST(Tracer, AGoodStepBeginsTheCountOfOverflowsAtNothing) {
+  const int rows = TrainerOptions::kOverflowsInARow;
+  OneWeight task(
+      [](const at::Tensor& y, int64_t batch) { return y.to(at::kFloat).sum() * (batch == 0 ? 1e-3 : 1e30); });
+  EXPECT_EQ(warnings_of(task, rows, {.precision = "16-mixed"}).size(), 1) << "one too few in a row";
+}
+
+TEST(Tracer, AFaultIsNotBlamedOnAScale) {
+  const auto fault = [](const at::Tensor& y, int64_t) { return torch::log(y.to(at::kFloat) - 1).sum(); };
+  for (const TrainerOptions& options :
+       std::vector<TrainerOptions>{{.precision = "32-true"},
+                                   {.precision = "16-mixed", .precision_options = {.loss_scale = "1024"}}}) {
+    OneWeight task(fault);
+    const auto warnings = warnings_of(task, 1, options);
+    ASSERT_EQ(warnings.size(), 1);
+    EXPECT_THAT(warnings[0], Not(HasSubstr("the loss is not scaled")));
+    EXPECT_THAT(warnings[0], Not(HasSubstr("the loss scale is fixed")));
+  }
+}
+
 }  // namespace
 }  // namespace mantissa::tracer_test

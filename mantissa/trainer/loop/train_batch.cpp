@@ -64,7 +64,7 @@ void FitRun::step_automatically(const Batch& batch, TrainBatch& done) {
   const bool begins_window = !progress_.is_inside_window();
   if (begins_window) tracer_.begin_window(module, window_size_);
   tracer_.begin_batch(module, batch);
-  if (retries_overflows_) keep_batch(batch, done.batch_index, begins_window);
+  if (retries_overflows_) keep_batch(batch, done.batch_index);
 
   done.loss = compute_gradients(batch, done.batch_index, begins_window, done.stepped);
   if (retries_overflows_) window_.back().loss = done.loss;
