@@ -72,6 +72,7 @@ bench: configure
 	.deps/peers/bin/python benchmarks/busy_machine.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/data_loader.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/tokens.py --build $(BUILD)
+	.deps/peers/bin/python benchmarks/images.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD) --ordinary-cpu
 	.deps/peers/bin/python benchmarks/low_bit_products.py --build $(BUILD)

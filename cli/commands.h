@@ -12,6 +12,7 @@ void add_evaluate(CLI::App& app);
 void add_predict(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_tokenize(CLI::App& app);
+void add_pack(CLI::App& app);
 void add_merge(CLI::App& app);
 void add_modes(CLI::App& app);
 void add_inspect(CLI::App& app);

@@ -74,8 +74,9 @@ TEST_F(Program, BashCompletes) {
     return outcome.out;
   };
   EXPECT_EQ(complete("i"), "inspect ");
-  EXPECT_EQ(complete("''"),
-            "fit resume validate test predict generate tokenize merge modes inspect convert completion man ");
+  EXPECT_EQ(
+      complete("''"),
+      "fit resume validate test predict generate tokenize pack merge modes inspect convert completion man ");
   EXPECT_EQ(complete("--v"), "--version ");
   EXPECT_EQ(complete("inspect --no"), "--no-values ");
   EXPECT_EQ(complete("inspect --no-values --so"), "--sort ");

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/image_options.h"
 #include "cli/option_values.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/lora/lora_config.h"
@@ -25,7 +26,7 @@ struct FitOptions {
   /// Every option, as given or by default. The members below are made from it.
   OptionValues values;
 
-  std::string data, model, weights, output;
+  std::string data, target, tokenizer, chat_template, model, weights, output;
   bool new_head = false;                ///< --weights leaves the output layer as it is
   std::vector<std::string> train_only;  ///< names for cli::train_only(); empty: all
   std::optional<LoraConfig> lora;
@@ -36,6 +37,7 @@ struct FitOptions {
   int64_t classes = 0, vocabulary = 0, context = 0, threads = 0;
   uint64_t seed = 0;
   DataLoaderOptions loader;
+  ImageOptions images;
   /// Has no callbacks and loggers, because these write into a run's folder.
   TrainerOptions trainer;
   std::string optimizer;

@@ -166,6 +166,7 @@ int run(int argc, char** argv) {
   mantissa::cli::add_predict(app);
   mantissa::cli::add_generate(app);
   mantissa::cli::add_tokenize(app);
+  mantissa::cli::add_pack(app);
   mantissa::cli::add_merge(app);
   mantissa::cli::add_modes(app);
   mantissa::cli::add_inspect(app);

@@ -26,8 +26,8 @@ std::string flag_of(std::string_view name) {
 }
 
 const char* group_name(Group group) {
-  constexpr std::array kNames{"Data",     "Model",  "Precision", "Optimizer",
-                              "Schedule", "Limits", "Logging",   "Checkpoints"};
+  constexpr std::array kNames{"Data",     "Images", "Model",   "Precision",  "Optimizer",
+                              "Schedule", "Limits", "Logging", "Checkpoints"};
   return kNames.at(static_cast<size_t>(group));
 }
 
@@ -43,7 +43,9 @@ void check_value(const Option& option, const OptionValue& value) {
       parse_list(flag, *text, option.choices);
       return;
     }
-    if (!option.choice_prefix.empty() && text->starts_with(option.choice_prefix)) return;
+    const auto& prefixes = option.choice_prefixes;
+    if (std::any_of(prefixes.begin(), prefixes.end(), [&](const auto& p) { return text->starts_with(p); }))
+      return;
     check_choice(flag, *text, option.choices);
   }
   if (!option.range) return;

@@ -19,7 +19,7 @@ struct FitOptions;
 struct Option;
 
 /// In the order of `fit --help`.
-enum class Group { kData, kModel, kPrecision, kOptimizer, kSchedule, kLimits, kLogging, kCheckpoints };
+enum class Group { kData, kImages, kModel, kPrecision, kOptimizer, kSchedule, kLimits, kLogging, kCheckpoints };
 const char* group_name(Group group);
 
 /// The member that receives an option's value, and thereby the type of the value.
@@ -49,8 +49,8 @@ struct Option {
   std::optional<Range> range = std::nullopt;
   /// The values that the option accepts; empty if it accepts any value.
   std::vector<std::string> choices = {};
-  /// A text that begins with this is accepted beside the choices; "": none is.
-  std::string choice_prefix = {};
+  /// A text that begins with one of these is accepted beside the choices.
+  std::vector<std::string> choice_prefixes = {};
   /// The text is a list with commas between its elements: of choices, if the option has any. A configuration file may also
   /// write it as a list.
   bool is_list = false;

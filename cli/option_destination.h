@@ -42,6 +42,8 @@ Part& part_of(FitOptions& o) {
     return o.trainer;
   } else if constexpr (std::is_same_v<Part, PrecisionOptions>) {
     return o.trainer.precision_options;
+  } else if constexpr (std::is_same_v<Part, ImageOptions>) {
+    return o.images;
   } else if constexpr (std::is_same_v<Part, DataLoaderOptions>) {
     return o.loader;
   } else if constexpr (std::is_same_v<Part, OptimizerSettings>) {
@@ -118,7 +120,10 @@ Destination to_mode(std::optional<T> PrecisionOptions::*member) {
   const auto set = [member](FitOptions& o, const Option& option, const OptionValue& value) {
     const auto& text = std::get<std::string>(value);
     auto& target = o.trainer.precision_options.*member;
-    target = text == "auto" ? std::nullopt : std::optional<T>(parse_for_mode<T>(flag_of(option.name), text));
+    if (text == "auto")
+      target.reset();
+    else
+      target = parse_for_mode<T>(flag_of(option.name), text);
   };
   return {kind_of<std::string>(), set, /*or_auto=*/true};
 }

@@ -24,7 +24,7 @@ const std::vector<std::string>& metrics() {
 const std::vector<Option>& options() {
   static const std::vector<Option> table = [] {
     std::vector<Option> all;
-    for (const auto group : {data_options, model_options, precision_options, optimizer_options,
+    for (const auto group : {data_options, image_options, model_options, precision_options, optimizer_options,
                              schedule_options, limit_options, logging_options, checkpoint_options}) {
       for (Option& option : group()) {
         TORCH_INTERNAL_ASSERT(option.default_value.index() == option.to.kind &&

@@ -77,5 +77,59 @@ TEST_F(OtherData, ImagesOfAnotherSizeAreRefusedUnlessTheModelReadsAny) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
 }
 
+TEST_F(OtherData, ATableTrainsAndIsEvaluated) {
+  std::string table = "width,height,kind\n";
+  for (int i = 0; i < 60; ++i)
+    table += std::to_string(i % 7) + "," + std::to_string(i % 3 * 2) + (i % 3 == 0 ? ",oak\n" : ",ash\n");
+  write("trees.csv", table);
+  const Outcome trained =
+      fit("--data csv:trees.csv --model mlp --precision 32-true --max-epochs 20 --batch-size 8 --output run");
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_EQ(trained.err, "");
+  const Outcome validated = run("validate run --quiet --json -");
+  EXPECT_EQ(nlohmann::json::parse(validated.out)["samples"], 12);
+  EXPECT_GT(nlohmann::json::parse(validated.out)["val_accuracy"].get<double>(), 0.9);
+  EXPECT_EQ(nlohmann::json::parse(run("test run --quiet --json - --data csv:trees.csv").out)["samples"], 60);
+  expect_error(fit("--data csv:trees.csv --target kinds --output other"), 1, {"did you mean 'kind'?"});
+  write("bad.csv", table + "1,x,oak\n");
+  expect_error(fit("--data csv:bad.csv --output other"), 1, {"bad.csv', line 62, column 'height': 'x'"});
+}
+
+/// Returns a file of numpy.save() with values of one byte, or of 8.
+std::string npy(const std::string& descr, const std::string& shape, const std::string& values) {
+  const std::string header = "{'descr': '" + descr + "', 'fortran_order': False, 'shape': " + shape + ", }\n";
+  return std::string("\x93NUMPY\1\0", 8) + static_cast<char>(header.size()) + '\0' + header + values;
+}
+
+TEST_F(OtherData, ArraysOfNumpyTrainAndAreEvaluated) {
+  std::string pixels, targets;
+  for (int i = 0; i < 20; ++i) {
+    pixels += std::string(6 * 5, static_cast<char>(i % 2 == 0 ? 10 : 200));
+    targets += std::string(1, static_cast<char>(i % 2)) + std::string(7, '\0');
+  }
+  write("all/data.npy", npy("|u1", "(20, 6, 5)", pixels));
+  write("all/target.npy", npy("<i8", "(20,)", targets));
+  const std::string words = "--model mlp --precision 32-true --max-epochs 10 --batch-size 4 --output ";
+  const Outcome trained = fit("--data npy:all " + words + "run");
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const Outcome tested = run("test run --quiet --json - --data npy:all");
+  EXPECT_EQ(nlohmann::json::parse(tested.out)["samples"], 20);
+  EXPECT_EQ(nlohmann::json::parse(tested.out)["test_accuracy"], 1);
+  for (const std::string part : {"train", "val"}) {
+    write("split/" + part + "_data.npy", npy("|u1", "(20, 6, 5)", pixels));
+    write("split/" + part + "_target.npy", npy("<i8", "(20,)", targets));
+  }
+  ASSERT_EQ(fit("--data npy:split " + words + "other").status, 0);
+  EXPECT_EQ(nlohmann::json::parse(run("validate other --quiet --json -").out)["samples"], 20);
+  write("split/val_data.npy", npy("|u1", "(20, 5, 6)", pixels));
+  expect_error(fit("--data npy:split " + words + "third"), 1, {"give both the same"});
+  write("all/target.npy", npy("<i8", "(19,)", targets.substr(8)));
+  expect_error(fit("--data npy:all " + words + "third"), 1, {"has 19 numbers", "has 20 samples"});
+  write("all/target.npy", npy("<f8", "(20,)", targets));
+  expect_error(fit("--data npy:all " + words + "third"), 1, {"numbers of the classes"});
+  fs::remove(folder_ / "all/target.npy");
+  expect_error(fit("--data npy:all " + words + "third"), 1, {"target.npy"});
+}
+
 }  // namespace
 }  // namespace mantissa::cli::other_data_test

@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 
 #include "cli/adapters.h"
+#include "cli/data/kinds.h"
 #include "cli/errors.h"
 #include "cli/option.h"
 #include "cli/option_parsers.h"
@@ -159,8 +160,8 @@ void check_model_reads_data(const FitOptions& o) {
   const InputKind kind = input_kind_of(o.data);
   std::vector<std::string> fitting;
   for (const ModelEntry& model : models())
-    if (model.input == kind) fitting.push_back(model.name);
-  TORCH_CHECK_VALUE(find_model(o.model).input == kind, "--model ", o.model, " cannot read --data ", o.data,
+    if (model.reads(kind)) fitting.push_back(model.name);
+  TORCH_CHECK_VALUE(find_model(o.model).reads(kind), "--model ", o.model, " cannot read --data ", o.data,
                     "; choose from ", join_names(fitting), ", or other data");
 }
 
@@ -188,11 +189,13 @@ bool reads_text(const OptionValues& given) {
   if (const auto* const model = given.get_if<std::string>("model")) {
     const std::vector<std::string> names = registered_names(Registry::kModels);
     const bool is_known =
-        model->starts_with(kConfigPrefix) || std::find(names.begin(), names.end(), *model) != names.end();
-    return is_known && find_model(*model).input == InputKind::kTokens;
+        is_model_path(*model) || std::find(names.begin(), names.end(), *model) != names.end();
+    if (!is_known) return false;
+    if (const std::optional<InputKind> input = find_model(*model).input) return *input == InputKind::kTokens;
   }
   const auto* const data = given.get_if<std::string>("data");
-  return data && (data->starts_with("text:") || data->starts_with("tokens:"));
+  const DataKind* const kind = data ? find_data_kind(*data) : nullptr;
+  return kind && kind->input == InputKind::kTokens;
 }
 
 void check_optimizer_state(const FitOptions& o) {

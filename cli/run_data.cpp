@@ -1,137 +1,58 @@
 #include "cli/run_data.h"
 
 #include <algorithm>
-#include <cmath>
-#include <filesystem>
-#include <system_error>
 #include <tuple>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
+#include "cli/options/groups.h"
 #include "mantissa/core/suggest.h"
-#include "mantissa/data/digits.h"
-#include "mantissa/data/idx.h"
-#include "mantissa/data/text.h"
-#include "mantissa/data/token_file.h"
+#include "mantissa/data/images/mix.h"
 
 namespace mantissa::cli {
 namespace {
 
-struct DataSpec {
-  std::string kind, path;
-};
-
-DataSpec parse_data(const std::string& text) {
-  const size_t colon = text.find(':');
-  DataSpec spec{text.substr(0, colon), colon == std::string::npos ? "" : text.substr(colon + 1)};
-  const bool takes_path = spec.kind == "idx" || spec.kind == "text" || spec.kind == "tokens";
-  TORCH_CHECK_VALUE(
-      (spec.kind == "digits" && colon == std::string::npos) || (takes_path && !spec.path.empty()), "--data '",
-      text, "' names no data", takes_path ? "" : did_you_mean(spec.kind, {"digits", "idx", "text", "tokens"}),
-      "; write digits, idx:DIR, text:FILE or tokens:FILE");
-  return spec;
+/// Returns the kind of `data`.
+/// Errors: c10::ValueError for other data, with all forms.
+const DataKind& kind_of(const std::string& data) {
+  if (const DataKind* const kind = find_data_kind(data)) return *kind;
+  std::vector<std::string> names, forms;
+  for (const DataKind& kind : data_kinds()) names.push_back(kind.name), forms.push_back(kind.form());
+  const std::string name = data.substr(0, data.find(':'));
+  const bool is_known = std::find(names.begin(), names.end(), name) != names.end();
+  C10_THROW_ERROR(ValueError, c10::str("--data '", data, "' names no data",
+                                       is_known ? "" : did_you_mean(name, names), "; write ", either(forms)));
 }
 
-/// `val` is null if the data has no separate part for it.
-Data load_images(const DataSpec& spec, const FitOptions& o) {
-  const IdxDataset loaded =
-      spec.kind == "digits" ? IdxDataset{load_digits(), nullptr, 10} : load_idx_dataset(spec.path, o.classes);
-  const at::Tensor image = loaded.train->data();
-  return {spec.kind,
-          loaded.train,
-          loaded.val,
-          {.kind = InputKind::kImages,
-           .channels = image.size(1),
-           .height = image.size(2),
-           .width = image.size(3),
-           .classes = loaded.classes}};
-}
-
-/// The tokens to train on, and those to validate on: a file, of which the end is held out, or a folder with both.
-Data load_tokens(const DataSpec& spec, const FitOptions& o) {
-  const ModelInput input = token_input(o);
-  const int64_t context = input.context, vocabulary = input.vocabulary;
-  const auto windows = [&](const std::shared_ptr<TokenFile>& file, int64_t stride, int64_t begin,
-                           int64_t end) {
-    return std::make_shared<TokenDataset>(file, context, vocabulary, stride, begin, end);
-  };
-  const std::filesystem::path path = spec.path;
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored))
-    return {spec.kind, windows(std::make_shared<TokenFile>(path / "train.bin"), 1, 0, -1),
-            windows(std::make_shared<TokenFile>(path / "val.bin"), context, 0, -1), input};
-  const auto file = std::make_shared<TokenFile>(path);
-  const int64_t held = std::llround(static_cast<double>(file->size()) * o.val_fraction);
-  const int64_t kept = file->size() - held;
-  TORCH_CHECK_VALUE(std::min(held, kept) > context, "token file '", spec.path, "': --val-fraction ",
-                    o.val_fraction, " splits its ", file->size(), " tokens into ", kept, " to train on and ",
-                    held, " to validate, but each needs ", context + 1,
-                    "; give a longer file or another --val-fraction");
-  return {spec.kind, windows(file, 1, 0, kept), windows(file, context, kept, -1), input};
-}
-
-Data load_all_tokens(const DataSpec& spec, const FitOptions& o) {
-  const ModelInput input = token_input(o);
-  std::error_code ignored;
-  const std::filesystem::path path = spec.path;
-  const auto file =
-      std::make_shared<TokenFile>(std::filesystem::is_directory(path, ignored) ? path / "val.bin" : path);
-  const int64_t context = input.context;
-  return {spec.kind, nullptr, std::make_shared<TokenDataset>(file, context, input.vocabulary, context),
-          input};
+/// Returns what follows the colon.
+std::string path_of(const std::string& data) {
+  const size_t colon = data.find(':');
+  return colon == std::string::npos ? "" : data.substr(colon + 1);
 }
 
 }  // namespace
 
 ModelInput token_input(const FitOptions& o) {
-  ModelInput input{.kind = InputKind::kTokens, .context = o.context};
-  if (parse_data(o.data).kind != "tokens") return input;
-  input.vocabulary = o.vocabulary;
-  return input;
+  const DataKind& kind = kind_of(o.data);
+  return kind.token_input ? kind.token_input(o)
+                          : ModelInput{.kind = InputKind::kTokens, .context = o.context};
 }
 
-void check_data(const std::string& data) { parse_data(data); }
+void check_data(const std::string& data) { kind_of(data); }
 
-InputKind input_kind_of(const std::string& data) {
-  const std::string kind = parse_data(data).kind;
-  return kind == "text" || kind == "tokens" ? InputKind::kTokens : InputKind::kImages;
-}
+InputKind input_kind_of(const std::string& data) { return kind_of(data).input; }
 
 Data load_data(const FitOptions& o) {
-  const DataSpec spec = parse_data(o.data);
-  const uint64_t seed = o.seed;
-  if (spec.kind == "tokens") return load_tokens(spec, o);
-  if (spec.kind == "text") {
-    const ModelInput input = token_input(o);
-    const int64_t context = input.context;
-    const at::Tensor bytes = load_text(spec.path);
-    const int64_t size = bytes.size(0), needed = context + 1;
-    const int64_t held = std::llround(static_cast<double>(size) * o.val_fraction);
-    TORCH_CHECK_VALUE(std::min(held, size - held) >= needed, "text file '", spec.path, "': --val-fraction ",
-                      o.val_fraction, " splits its ", size, " bytes into ", size - held, " to train on and ",
-                      held, " to validate, but each needs ", needed,
-                      "; give a longer file or another --val-fraction");
-    const auto [train, held_out] = split_text(bytes, o.val_fraction);
-    return {"text", std::make_shared<TextDataset>(train, context),
-            std::make_shared<TextDataset>(held_out, context, /*stride=*/context), input};
-  }
-  Data data = load_images(spec, o);
-  if (!data.val) std::tie(data.train, data.val) = random_split(data.train, o.val_fraction, seed);
+  Data data = kind_of(o.data).load(path_of(o.data), o);
+  if (!data.val) std::tie(data.train, data.val) = random_split(data.train, o.val_fraction, o.seed);
   return data;
 }
 
 Data load_all_data(const FitOptions& o) {
-  const DataSpec spec = parse_data(o.data);
-  if (spec.kind == "tokens") return load_all_tokens(spec, o);
-  if (spec.kind == "text") {
-    const ModelInput input = token_input(o);
-    const int64_t context = input.context;
-    const at::Tensor bytes = load_text(spec.path);
-    TORCH_CHECK_VALUE(bytes.size(0) > context, "text file '", spec.path, "' has ", bytes.size(0),
-                      " bytes, but a window needs ", context + 1, "; give a longer file");
-    return {"text", nullptr, std::make_shared<TextDataset>(bytes, context, /*stride=*/context), input};
-  }
-  Data data = load_images(spec, o);
+  const DataKind& kind = kind_of(o.data);
+  if (kind.load_all) return kind.load_all(path_of(o.data), o);
+  Data data = kind.load(path_of(o.data), o);
   if (!data.val) data.val = data.train;
   return data;
 }
@@ -140,11 +61,13 @@ std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
   DataLoaderOptions options = o.loader;
   options.shuffle = true;
   options.seed = o.seed;
-  if (data.input.kind == InputKind::kTokens) {
-    // Windows overlap. An epoch has as many windows as cover the text once, each drawn at a random position.
+  if (data.draws_windows) {
     options.replacement = true;
     options.num_samples = std::max<int64_t>(1, data.train->size() / data.input.context);
   }
+  if (data.input.kind == InputKind::kImages && (o.images.mixup > 0 || o.images.cutmix > 0))
+    options.transform = mix_images(
+        {.num_classes = data.input.classes, .mixup_alpha = o.images.mixup, .cutmix_alpha = o.images.cutmix});
   return std::make_unique<DataLoader>(data.train, options);
 }
 

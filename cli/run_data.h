@@ -3,19 +3,12 @@
 #include <memory>
 #include <string>
 
+#include "cli/data/kinds.h"
 #include "cli/fit_options.h"
-#include "mantissa/data/dataset.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/models/registry.h"
 
 namespace mantissa::cli {
-
-/// The data that `--data` names, loaded and split.
-struct Data {
-  std::string name;  ///< "digits", "idx", "text", "tokens": for the run's folder
-  std::shared_ptr<const Dataset> train, val;
-  ModelInput input;
-};
 
 /// Errors: c10::ValueError if `--data` names no data.
 void check_data(const std::string& data);

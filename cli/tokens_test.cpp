@@ -123,5 +123,33 @@ TEST_F(Tokens, TheContextIsThatOfTheWindowsAndOfTheModel) {
   expect_error(fit("--data text:short.bin --context 0"), 2, {"--context 0"});
 }
 
+TEST_F(Tokens, ConversationsTrainOnTheirAnswers) {
+  std::string lines;
+  for (int i = 0; i < 40; ++i)
+    lines += i % 2 == 0 ? "{\"prompt\": \"ab\", \"completion\": \"c\"}\n"
+                        : "{\"prompt\": \"ba\", \"completion\": \"a\"}\n";
+  write("chat.jsonl", lines);
+  const std::string words =
+      "--data chat:chat.jsonl --tokenizer tokenizer --model llama-tiny --context 8 --batch-size 4 "
+      "--precision 32-true --lr-schedule constant ";
+  const Outcome whole = fit(words + "--max-steps 24 --output whole");
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  EXPECT_EQ(whole.err, "");
+  EXPECT_GT(json::parse(read(folder_ / "whole/result.json"))["val_accuracy"].get<double>(), 0.9)
+      << "of the answers alone, because the prompts cannot be foreseen";
+  ASSERT_EQ(fit(words + "--max-steps 11 --output run").status, 0);
+  const Outcome resumed = run("resume run --quiet --max-steps 24");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "whole/weights.safetensors"));
+  EXPECT_EQ(json::parse(run("test run --quiet --json - --data chat:chat.jsonl").out)["samples"], 40);
+
+  const Outcome cut = fit(words + "--context 2 --max-steps 1 --output other");
+  EXPECT_THAT(cut.err, HasSubstr("20 of 40 conversations are longer than --context 2"));
+  expect_error(fit("--data chat:chat.jsonl --model llama-tiny --output third"), 1, {"needs a tokenizer"});
+  write("bad.jsonl", lines + "{}\n");
+  expect_error(fit("--data chat:bad.jsonl --tokenizer tokenizer --model llama-tiny --output third"), 1,
+               {"bad.jsonl', line 41 has neither messages"});
+}
+
 }  // namespace
 }  // namespace mantissa::cli::tokens_test

@@ -97,12 +97,14 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
   }
 }
 
-/// Returns the part of a run's name that tells its model: of "hf:models/llama", it is "llama".
+/// Returns the part of a run's name that tells its model: of "hf:models/llama" and "lib:llama.so", it is "llama".
 std::string label_of(const std::string& model) {
-  if (!model.starts_with(kConfigPrefix)) return model;
-  std::filesystem::path folder = std::filesystem::absolute(model.substr(3)).lexically_normal();
-  if (folder.filename().empty() || folder.filename() == "config.json") folder = folder.parent_path();
-  return folder.filename().string();
+  if (!is_model_path(model)) return model;
+  std::filesystem::path path =
+      std::filesystem::absolute(model.substr(model.find(':') + 1)).lexically_normal();
+  if (!model.starts_with(kConfigPrefix)) return path.stem().string();
+  if (path.filename().empty() || path.filename() == "config.json") path = path.parent_path();
+  return path.filename().string();
 }
 
 /// Otherwise a run that hardly learns would be a surprise.

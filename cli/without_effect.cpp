@@ -26,7 +26,7 @@ std::shared_ptr<TensorModule> example_of(const std::string& model) {
   for (const auto* const table : {&models(), &public_models()})
     for (const ModelEntry& entry : *table)
       if (entry.name == model && entry.input == InputKind::kImages)
-        return entry.make({.kind = entry.input, .height = 32, .width = 32, .classes = 10});
+        return entry.make({.kind = InputKind::kImages, .height = 32, .width = 32, .classes = 10});
   return nullptr;
 }
 
@@ -136,8 +136,18 @@ class Warnings {
       if (is_given("benchmark") && (on_cpu || !convolves))
         warn("benchmark", on_cpu ? "--device cpu, which has no cuDNN" : no_convolutions);
     }
-    if (given_.has("context") && input_kind_of(o_.data) == InputKind::kImages)
-      warn("context", "--data " + o_.data);
+    const bool are_images = input_kind_of(o_.data) == InputKind::kImages;
+    if (given_.has("context") && are_images) warn("context", "--data " + o_.data);
+    for (const char* option : {"mixup", "cutmix"})
+      if (given_.has(option) && !are_images) warn(option, "--data " + o_.data);
+    for (const char* option : {"tokenizer", "chat_template"})
+      if (given_.has(option) && !o_.data.starts_with("chat:")) warn(option, "--data " + o_.data);
+    if (given_.has("target") && !o_.data.starts_with("csv:")) warn("target", "--data " + o_.data);
+    if (given_.has("flip") && !o_.data.starts_with("images:") && !o_.data.starts_with("cifar"))
+      warn("flip", "--data " + o_.data);
+    for (const char* option :
+         {"image_size", "crop_scale", "color_jitter", "rand_augment", "corrupt_images", "exact_decoding"})
+      if (is_given(option) && !o_.data.starts_with("images:")) warn(option, "--data " + o_.data);
     if (given_.has("vocabulary") && !o_.data.starts_with("tokens:")) warn("vocabulary", "--data " + o_.data);
     if (is_given("new_head") && o_.weights.empty()) warn("new_head", "no --weights");
     if (given_.has("classes") && !o_.data.starts_with("idx:")) warn("classes", "--data " + o_.data);

@@ -1,11 +1,25 @@
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "cli/data/kinds.h"
 #include "cli/fit_options.h"
 #include "cli/option_destination.h"
 #include "cli/options/groups.h"
 
 namespace mantissa::cli {
+
+namespace {
+
+/// Returns "digits, idx:DIR (MNIST's files), ... or tokens:FILE (ids)".
+std::string forms_of_data() {
+  std::vector<std::string> forms;
+  for (const DataKind& kind : data_kinds())
+    forms.push_back(kind.form() + (kind.help.empty() ? "" : " (" + kind.help + ")"));
+  return either(forms);
+}
+
+}  // namespace
 
 std::vector<Option> data_options() {
   constexpr auto kGroup = Group::kData;
@@ -14,7 +28,7 @@ std::vector<Option> data_options() {
        .group = kGroup,
        .to = to(&FitOptions::data),
        .default_value = "digits",
-       .help = "digits, idx:DIR (MNIST's files, plain or gzip'd), text:FILE (bytes) or tokens:FILE (ids)",
+       .help = forms_of_data(),
        .in_trained = true,
        .known_as = {"dataset"}},
       {.name = "val_fraction",
@@ -30,6 +44,13 @@ std::vector<Option> data_options() {
        .default_value = 0,
        .help = "number of classes of idx: labels; 0: taken from the labels, at least 10",
        .range = {{0, 256, "choose 1 to 256, or 0"}}},
+      {.name = "target",
+       .group = kGroup,
+       .to = to(&FitOptions::target),
+       .default_value = "",
+       .help = "csv: data: the column that has the classes; by default the last one",
+       .may_be_empty = true,
+       .known_as = {"label", "target_column", "label_column"}},
       {.name = "context",
        .group = kGroup,
        .to = to(&FitOptions::context),
@@ -45,6 +66,20 @@ std::vector<Option> data_options() {
        .help = "number of ids in tokens: data; a model with a config.json needs at least as many",
        .range = {{1, 2097152, "choose 1 to 2097152"}},
        .known_as = {"vocab_size"}},
+      {.name = "tokenizer",
+       .group = kGroup,
+       .to = to(&FitOptions::tokenizer),
+       .default_value = "",
+       .help = "chat: data: tokenizer.json, vocab.json beside merges.txt, or a folder that has either",
+       .may_be_empty = true,
+       .known_as = {"tokenizer_path", "tokenizer_name"}},
+      {.name = "chat_template",
+       .group = kGroup,
+       .to = to(&FitOptions::chat_template),
+       .default_value = "auto",
+       .help = "chat: data: how a conversation becomes text; auto: by the tokenizer's special tokens",
+       .choices = {"auto", "chatml", "llama3", "llama2", "plain"},
+       .known_as = {"conversation_template", "prompt_template"}},
       {.name = "batch_size",
        .group = kGroup,
        .to = to(&DataLoaderOptions::batch_size),

@@ -15,6 +15,7 @@
 namespace mantissa::cli {
 
 std::vector<Option> data_options();
+std::vector<Option> image_options();
 std::vector<Option> model_options();
 std::vector<Option> precision_options();
 std::vector<Option> optimizer_options();

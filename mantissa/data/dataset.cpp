@@ -51,6 +51,11 @@ Batch Subset::get_batch(const at::Tensor& indices) const {
   return dataset_->get_batch(indices_.index_select(0, indices));
 }
 
+Batch Subset::draw_batch(const at::Tensor& indices, const at::Generator& generator) const {
+  check_indices(indices, size(), "Subset::get_batch");
+  return dataset_->draw_batch(indices_.index_select(0, indices), generator);
+}
+
 int64_t held_out_size(int64_t size, double held_out_fraction, const char* what) {
   TORCH_CHECK_VALUE(held_out_fraction > 0 && held_out_fraction < 1, what, ": the held-out fraction ",
                     held_out_fraction, " is not between 0 and 1; 0.1 holds out a tenth");

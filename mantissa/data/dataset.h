@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include "mantissa/data/batch.h"
@@ -22,6 +23,11 @@ class Dataset {
   /// [n], int64 on the CPU.
   /// Errors: c10::ValueError for other shapes and dtypes and for a number outside 0..size()-1.
   virtual Batch get_batch(const at::Tensor& indices) const = 0;
+  /// Returns the same for samples that random numbers change, such as crops of images: all of them come from `generator`,
+  /// which belongs to the batch (see Transform). Other datasets need not override it.
+  virtual Batch draw_batch(const at::Tensor& indices, const at::Generator& /*generator*/) const {
+    return get_batch(indices);
+  }
 };
 
 /// Samples held in memory as one tensor of inputs and one of targets.
@@ -47,6 +53,7 @@ class Subset final : public Dataset {
   Subset(std::shared_ptr<const Dataset> dataset, const at::Tensor& indices);
   int64_t size() const override { return indices_.size(0); }
   Batch get_batch(const at::Tensor& indices) const override;
+  Batch draw_batch(const at::Tensor& indices, const at::Generator& generator) const override;
   const at::Tensor& indices() const { return indices_; }
 
  private:

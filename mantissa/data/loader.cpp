@@ -59,10 +59,10 @@ class EpochReader {
     const int64_t begin = number * batch_size_;
     const at::Tensor indices = order_.narrow(0, begin, std::min(batch_size_, order_.size(0) - begin));
     try {
-      Batch batch = dataset_->get_batch(indices);
-      if (!transform_) return batch;
-      return transform_(std::move(batch),
-                        at::detail::createCPUGenerator(first_seed_ + static_cast<uint64_t>(number)));
+      const at::Generator generator =
+          at::detail::createCPUGenerator(first_seed_ + static_cast<uint64_t>(number));
+      Batch batch = dataset_->draw_batch(indices, generator);
+      return transform_ ? transform_(std::move(batch), generator) : batch;
     } catch (c10::Error& error) {
       error.add_context("reading " + name_of(number, indices));
       throw;

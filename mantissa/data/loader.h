@@ -40,8 +40,8 @@ struct DataLoaderOptions {
   int64_t batch_size = 32;
   /// Draws a new order for every epoch, instead of using the dataset's own.
   bool shuffle = false;
-  /// Determines the order of every epoch, with `shuffle` or `replacement`, and the random numbers of
-  /// `transform`.
+  /// Determines the order of every epoch, with `shuffle` or `replacement`, and the random numbers of the
+  /// dataset and of `transform`.
   uint64_t seed = 0;
   /// Leaves out the last batch if it is not full.
   bool drop_last = false;

@@ -58,7 +58,7 @@ void run(const Json& job) {
   const at::Device device = resolve_device(job.value("device", "cpu"));
   ModelInput input;
   for (const ModelEntry& entry : models())
-    if (entry.name == job["model"]) input.kind = entry.input;
+    if (entry.name == job["model"]) input.kind = *entry.input;
   input.height = input.width = job["image_size"];
   input.classes = 10;
   const auto model = make_model(job["model"], input);

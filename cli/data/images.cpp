@@ -1,0 +1,134 @@
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+
+#include <c10/util/Exception.h>
+
+#include "cli/data/kinds.h"
+#include "cli/fit_options.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/data/images/image_dataset.h"
+#include "mantissa/data/images/image_folder.h"
+#include "mantissa/data/images/packed_images.h"
+
+namespace mantissa::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Source = std::shared_ptr<const ImageSource>;
+
+/// The images to train on, and those to validate on, if the data has a split of its own.
+struct Split {
+  Source train, val;
+};
+
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+Source open_source(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) return std::make_shared<ImageFolder>(path);
+  return std::make_shared<PackedImages>(path);
+}
+
+/// Returns the part of this name: a folder, or a packed file with the ending .pack; null if there is none.
+Source open_part(const fs::path& root, const std::string& name) {
+  if (is_there(root / name)) return open_source(root / name);
+  if (is_there(root / (name + ".pack"))) return open_source(root / (name + ".pack"));
+  return nullptr;
+}
+
+/// A label is a position among the classes, so both parts need the same ones.
+void check_classes(const Split& split, const std::string& name) {
+  const auto &train = split.train->classes(), &val = split.val->classes();
+  TORCH_CHECK_VALUE(train == val, "images '", name, "': train has the classes ", join_names(train),
+                    ", and val has ", join_names(val), "; give both the same folders");
+}
+
+Split open_split(const std::string& name) {
+  const fs::path root = name;
+  Split split{open_part(root, "train"), open_part(root, "val")};
+  if (!split.train && !split.val) return {open_source(root), nullptr};
+  TORCH_CHECK_VALUE(split.train && split.val, "images '", name, "' has a part ",
+                    split.train ? "train" : "val", ", but no ", split.train ? "val" : "train",
+                    "; give both, or name a folder that has the classes in it");
+  check_classes(split, name);
+  return split;
+}
+
+std::shared_ptr<const Dataset> dataset(const Source& source, std::shared_ptr<const ImagePipeline> pipeline,
+                                       const ImageOptions& o) {
+  return std::make_shared<ImageDataset>(
+      source, std::move(pipeline),
+      ImageDatasetOptions{.corrupt = o.corrupt == "skip" ? CorruptImages::kSkip : CorruptImages::kRefuse,
+                          .scaled_decoding = !o.exact_decoding});
+}
+
+std::shared_ptr<const ImagePipeline> augmentation(const ImageOptions& o) {
+  ImageAugmentationOptions options{
+      .size = o.size,
+      .scale = {o.crop_scale, 1},
+      .flip_probability = o.flip,
+      .color_jitter = {
+          .brightness = o.color_jitter, .contrast = o.color_jitter, .saturation = o.color_jitter}};
+  if (o.rand_augment > 0) options.rand_augment = RandAugmentOptions{.magnitude = o.rand_augment};
+  return std::make_shared<ImageAugmentation>(options);
+}
+
+std::shared_ptr<const ImagePipeline> evaluation(const ImageOptions& o) {
+  constexpr double kMargin = 256.0 / 224.0;
+  return std::make_shared<ImageEvaluation>(o.size, std::lround(static_cast<double>(o.size) * kMargin));
+}
+
+Data data_of(const Source& source, const ImageOptions& o) {
+  return {.name = "images",
+          .train = nullptr,
+          .val = nullptr,
+          .input = {.kind = InputKind::kImages,
+                    .channels = 3,
+                    .height = o.size,
+                    .width = o.size,
+                    .classes = std::ssize(source->classes())}};
+}
+
+Data load_images(const std::string& name, const FitOptions& o) {
+  const auto [train, val] = open_split(name);
+  Data data = data_of(train, o.images);
+  data.train = dataset(train, augmentation(o.images), o.images);
+  if (val) {
+    data.val = dataset(val, evaluation(o.images), o.images);
+    return data;
+  }
+  // Equal seeds split both alike, so that no image is in both parts.
+  const auto evaluated = dataset(train, evaluation(o.images), o.images);
+  data.val = random_split(evaluated, o.val_fraction, o.seed).second;
+  data.train = random_split(data.train, o.val_fraction, o.seed).first;
+  return data;
+}
+
+Data load_all_images(const std::string& name, const FitOptions& o) {
+  const fs::path root = name;
+  Source source = open_part(root, "val");
+  if (!source) source = open_source(root);
+  Data data = data_of(source, o.images);
+  data.val = dataset(source, evaluation(o.images), o.images);
+  return data;
+}
+
+}  // namespace
+
+DataKind images_kind() {
+  return {.name = "images",
+          .argument = "DIR",
+          .help = "JPEG and PNG, a folder for each class, or a file of mantissa pack",
+          .input = InputKind::kImages,
+          .load = &load_images,
+          .load_all = &load_all_images};
+}
+
+}  // namespace mantissa::cli

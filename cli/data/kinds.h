@@ -1,0 +1,60 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mantissa/data/dataset.h"
+#include "mantissa/models/registry.h"
+
+namespace mantissa::cli {
+
+struct FitOptions;
+
+/// The data that `--data` names, loaded and split.
+struct Data {
+  std::string name;  ///< the kind's name: for the run's folder
+  std::shared_ptr<const Dataset> train, val;
+  ModelInput input;
+  /// Overlapping windows: an epoch draws as many of them as cover the data once, each at a random position.
+  bool draws_windows = false;
+};
+
+/// A kind of data that `--data` can name, such as idx:DIR. The functions get what follows the colon.
+struct DataKind {
+  std::string name;      ///< "idx"
+  std::string argument;  ///< what follows the colon, for messages: "DIR"; "" if nothing does
+  std::string help;      ///< the remark of `fit --help`; may be ""
+  InputKind input;
+  /// Loads the data, and splits it where it has a split of its own. Without one, `val` stays null and a random part
+  /// of `train` is held out.
+  std::function<Data(const std::string& path, const FitOptions&)> load;
+  /// Loads the data unsplit, as `val`, for a trained model. If empty, that is the `val` of load(), or else all of it.
+  std::function<Data(const std::string& path, const FitOptions&)> load_all = {};
+  /// Returns the input of a model for tokens. It reads no file of data.
+  std::function<ModelInput(const FitOptions&)> token_input = {};
+
+  /// Returns "idx:DIR".
+  std::string form() const { return argument.empty() ? name : name + ":" + argument; }
+};
+
+/// Every kind of data, in the order of the help.
+const std::vector<DataKind>& data_kinds();
+
+/// Returns the row that `data`, such as "idx:mnist", belongs to, or null.
+const DataKind* find_data_kind(const std::string& data);
+
+// The rows, a file for each kind of file.
+DataKind digits_kind();
+DataKind chat_kind();
+DataKind cifar10_kind();
+DataKind cifar100_kind();
+DataKind csv_kind();
+DataKind idx_kind();
+DataKind images_kind();
+DataKind npy_kind();
+DataKind text_kind();
+DataKind tokens_kind();
+
+}  // namespace mantissa::cli

@@ -1,0 +1,170 @@
+// Tests of folders of images, and of packed images, on the command line.
+#include <cstdint>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/test_support_internal.h"
+#include "mantissa/data/images/codecs_internal.h"
+#include "mantissa/data/images/test_support_internal.h"
+
+namespace mantissa::cli::images_test {
+namespace {
+
+namespace fs = std::filesystem;
+using json = nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class Images : public Program {
+ protected:
+  void SetUp() override {
+    Program::SetUp();
+    write_part("photos/train", 6);
+    write_part("photos/val", 3);
+  }
+  /// Writes JPEG images of two classes, which are dark and bright.
+  void write_part(const std::string& part, int64_t images) const {
+    for (const bool is_bright : {false, true})
+      for (int64_t i = 0; i < images; ++i) {
+        Image image = gradient_image(40 + 3 * i, 60 - 2 * i);
+        for (int64_t byte = 0; byte < image.bytes(); ++byte)
+          image.data()[byte] = static_cast<uint8_t>(image.data()[byte] / 2 + (is_bright ? 127 : 0));
+        const std::string name = std::to_string(i) + ".jpg";
+        write(part + (is_bright ? "/light/" : "/dark/") + name, encode_jpeg(image, 90, name));
+      }
+  }
+  Outcome train(const std::string& arguments) const {
+    return fit("--model resnet-tiny --image-size 24 --batch-size 4 --precision 32-true " + arguments);
+  }
+  static double loss_of(const Outcome& outcome) { return json::parse(outcome.out)["val_loss"].get<double>(); }
+};
+
+TEST_F(Images, AFolderTrainsAndIsEvaluated) {
+  const Outcome trained = train(
+      "--data images:photos --max-epochs 8 --lr 0.05 --output run --color-jitter 0.2 "
+      "--rand-augment 3");
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_EQ(trained.err, "");
+  const Outcome validated = run("validate run --quiet --json -");
+  ASSERT_EQ(validated.status, 0) << validated.err;
+  EXPECT_EQ(json::parse(validated.out)["samples"], 6);
+  EXPECT_LT(loss_of(validated), 0.69) << "less than log 2";
+  const Outcome predicted = run("predict run --quiet --data images:photos/train");
+  ASSERT_EQ(predicted.status, 0) << predicted.err;
+  EXPECT_EQ(std::count(predicted.out.begin(), predicted.out.end(), '\n'), 13) << "a header and 12 images";
+}
+
+TEST_F(Images, WithoutASplitAPartIsHeldOut) {
+  const Outcome trained = train("--data images:photos/train --val-fraction 0.25 --max-steps 1 --output run");
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const Outcome validated = run("validate run --quiet --json -");
+  EXPECT_EQ(json::parse(validated.out)["samples"], 3);
+}
+
+TEST_F(Images, ARunIsResumedInTheMiddleOfAnEpochBitForBit) {
+  const std::string common =
+      "--data images:photos --mixup 0.2 --cutmix 1 --color-jitter 0.3 --num-workers 2 --lr-schedule "
+      "constant ";
+  ASSERT_EQ(train(common + "--max-steps 8 --output whole").status, 0);
+  ASSERT_EQ(train(common + "--max-steps 4 --output run").status, 0);
+  const Outcome resumed = run("resume run --quiet --max-steps 8");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "whole/weights.safetensors"));
+}
+
+TEST_F(Images, MixedImagesHaveMixedTargets) {
+  const std::string common = "--data images:photos --max-steps 3 ";
+  ASSERT_EQ(train(common + "--output plain").status, 0);
+  for (const std::string option : {"--mixup 0.8", "--cutmix 1"}) {
+    const Outcome mixed = train(common + option + " --output mixed");
+    ASSERT_EQ(mixed.status, 0) << mixed.err;
+    EXPECT_NE(read(folder_ / "mixed/weights.safetensors"), read(folder_ / "plain/weights.safetensors"));
+    fs::remove_all(folder_ / "mixed");
+  }
+}
+
+TEST_F(Images, PackedPixelsTrainAsTheirFilesDo) {
+  for (const std::string part : {"train", "val"}) {
+    const Outcome packed = run("pack photos/" + part + " -o packed-" + part + ".pack --json -");
+    ASSERT_EQ(packed.status, 0) << packed.err;
+    EXPECT_EQ(json::parse(packed.out)["images"], part == "train" ? 12 : 6);
+    EXPECT_EQ(json::parse(packed.out)["classes"], 2);
+    EXPECT_THAT(packed.err, HasSubstr("images of 2 classes"));
+    fs::create_directories(folder_ / "packed");
+    fs::rename(folder_ / ("packed-" + part + ".pack"), folder_ / ("packed/" + part + ".pack"));
+  }
+  ASSERT_EQ(train("--data images:photos --exact-decoding --max-steps 3 --output run").status, 0);
+  const Outcome packed = train("--data images:packed --max-steps 3 --output other");
+  ASSERT_EQ(packed.status, 0) << packed.err;
+  EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "other/weights.safetensors"));
+  EXPECT_EQ(train("--data images:packed/train.pack --max-steps 1 --output third").status, 0);
+  const Outcome jpeg = run("pack photos/train -o small.pack --shorter-side 16 --quality 80 --quiet");
+  EXPECT_EQ(jpeg.status, 0) << jpeg.err;
+  EXPECT_EQ(jpeg.err, "");
+  EXPECT_LT(fs::file_size(folder_ / "small.pack"), fs::file_size(folder_ / "packed/train.pack"));
+}
+
+TEST_F(Images, ABadImageIsNamedAndSkippedIfAsked) {
+  write("photos/train/dark/text.jpg", "this is no image");
+  expect_error(train("--data images:photos --max-epochs 1 --output run"), 1, {"text.jpg"});
+  expect_error(run("pack photos/train -o photos.pack"), 1, {"text.jpg"});
+  const Outcome skipped = train("--data images:photos --max-epochs 1 --corrupt-images skip --output run");
+  EXPECT_EQ(skipped.status, 0) << skipped.err;
+  EXPECT_THAT(skipped.err, HasSubstr("text.jpg"));
+  const Outcome packed = run("pack photos/train -o photos.pack --skip-corrupt --json -");
+  EXPECT_EQ(packed.status, 0) << packed.err;
+  EXPECT_THAT(packed.err, HasSubstr("text.jpg"));
+  EXPECT_EQ(json::parse(packed.out)["skipped"], 1);
+}
+
+TEST_F(Images, FoldersThatDoNotFitAreRefused) {
+  fs::create_directories(folder_ / "photos/val/grey");
+  expect_error(train("--data images:photos --max-steps 1 --output run"), 1, {"grey"});
+  write_part("photos/val/grey", 1);
+  fs::rename(folder_ / "photos/val/grey/dark", folder_ / "grey");
+  fs::remove_all(folder_ / "photos/val/grey");
+  fs::rename(folder_ / "grey", folder_ / "photos/val/grey");
+  expect_error(train("--data images:photos --max-steps 1 --output run"), 1,
+               {"train has the classes dark, light", "val has dark, grey, light"});
+  fs::remove_all(folder_ / "photos/val");
+  expect_error(train("--data images:photos --max-steps 1 --output run"), 1, {"a part train, but no val"});
+  expect_error(train("--data images:none --max-steps 1 --output run"), 1, {"none"});
+  write("broken.pack", "MANTISSA?");
+  expect_error(train("--data images:broken.pack --max-steps 1 --output run"), 1, {"broken.pack"});
+  expect_error(run("pack photos -o photos.pack --quality 101"), 1, {"101"});
+  expect_error(run("pack photos/train -o none/photos.pack"), 1, {"none"});
+}
+
+TEST_F(Images, CifarTrainsWithAndWithoutATestPart) {
+  std::string records;
+  for (int i = 0; i < 20; ++i)
+    records += static_cast<char>(i % 10) + std::string(3072, static_cast<char>(10 * i));
+  write("cifar/data_batch_2.bin", records);
+  const std::string common = "--data cifar10:cifar --model resnet-tiny --batch-size 5 --precision 32-true ";
+  const Outcome split = fit(common + "--max-steps 2 --val-fraction 0.25 --output run");
+  ASSERT_EQ(split.status, 0) << split.err;
+  EXPECT_EQ(json::parse(run("validate run --quiet --json -").out)["samples"], 5);
+  EXPECT_EQ(json::parse(run("test run --quiet --json - --data cifar10:cifar").out)["samples"], 20);
+  write("cifar/test_batch.bin", records.substr(0, 3 * 3073));
+  ASSERT_EQ(fit(common + "--max-steps 4 --mixup 0.2 --output whole").status, 0);
+  ASSERT_EQ(fit(common + "--max-steps 3 --mixup 0.2 --output half").status, 0);
+  ASSERT_EQ(run("resume half --quiet --max-steps 4").status, 0);
+  EXPECT_EQ(json::parse(run("validate whole --quiet --json -").out)["samples"], 3);
+  write("cifar/test_batch.bin", "no record");
+  expect_error(fit(common + "--max-steps 1 --output other"), 1, {"test_batch.bin", "no records"});
+  expect_error(fit("--data cifar100:cifar --max-steps 1 --output other"), 1, {"has no train.bin"});
+}
+
+TEST_F(Images, OptionsWithoutEffectAreWarnedOf) {
+  const Outcome digits = fit("--max-steps 1 --limit-val-batches 1 --image-size 32 --mixup 0.2 --output run");
+  EXPECT_THAT(digits.err, AllOf(HasSubstr("--image-size has no effect with --data digits"),
+                                Not(HasSubstr("--mixup has no effect"))));
+  write("text.txt", std::string(4000, 'a'));
+  const Outcome text =
+      fit("--data text:text.txt --context 8 --max-steps 1 --limit-val-batches 1 --mixup 0.2 --output other");
+  EXPECT_THAT(text.err, HasSubstr("--mixup has no effect with --data text:text.txt"));
+}
+
+}  // namespace
+}  // namespace mantissa::cli::images_test

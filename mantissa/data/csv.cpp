@@ -1,0 +1,190 @@
+#include "mantissa/data/csv.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/parse_number.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/io/json_internal.h"
+
+namespace mantissa {
+namespace {
+
+/// Takes rows from a text.
+class CsvReader {
+ public:
+  CsvReader(std::string_view text, char separator, const std::string& name)
+      : text_(text), separator_(separator), name_(name) {
+    if (constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF"; text_.starts_with(kByteOrderMark))
+      text_.remove_prefix(kByteOrderMark.size());
+  }
+
+  /// Returns the next row that is not empty, or nothing at the end.
+  std::optional<std::vector<std::string>> next() {
+    while (!text_.empty()) {
+      begin_ = ++line_;
+      std::vector<std::string> fields = row();
+      if (fields.size() > 1 || !fields[0].empty()) return fields;
+    }
+    return std::nullopt;
+  }
+  /// The line in which the last row began.
+  int64_t line() const { return begin_; }
+
+ private:
+  std::vector<std::string> row() {
+    std::vector<std::string> fields;
+    while (true) {
+      fields.push_back(!text_.empty() && text_.front() == '"' ? quoted() : plain());
+      if (text_.starts_with("\r\n")) text_.remove_prefix(1);
+      if (text_.empty()) return fields;
+      const char end = text_.front();
+      TORCH_CHECK_VALUE(end == separator_ || end == '\n', "'", name_, "', line ", line_, ", field ",
+                        fields.size(), ": text follows a closing quote; write a quote inside quotes twice");
+      text_.remove_prefix(1);
+      if (end == '\n') return fields;
+    }
+  }
+  std::string plain() {
+    size_t end = 0;
+    while (end < text_.size() && text_[end] != separator_ && text_[end] != '\n') ++end;
+    std::string field(text_.substr(0, end));
+    text_.remove_prefix(end);
+    if (field.ends_with('\r') && (text_.empty() || text_.front() == '\n')) field.pop_back();
+    return field;
+  }
+  std::string quoted() {
+    std::string field;
+    text_.remove_prefix(1);
+    while (true) {
+      const size_t quote = text_.find('"');
+      TORCH_CHECK_VALUE(quote != std::string_view::npos, "'", name_, "', line ", line_,
+                        ": a quoted field has no end; close the quote");
+      field += text_.substr(0, quote);
+      line_ += std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(quote), '\n');
+      text_.remove_prefix(quote + 1);
+      if (!text_.starts_with('"')) break;
+      field += '"';
+      text_.remove_prefix(1);
+    }
+    return field;
+  }
+
+  std::string_view text_;
+  char separator_;
+  const std::string& name_;
+  int64_t line_ = 0, begin_ = 0;
+};
+
+std::vector<std::string> numbered_columns(size_t count) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < count; ++i) names.push_back(std::to_string(i));
+  return names;
+}
+
+size_t find_target(const std::vector<std::string>& columns, const std::string& target,
+                   const std::string& name) {
+  TORCH_CHECK_VALUE(
+      columns.size() > 1, "'", name, "' has ", columns.size(),
+      " columns, and a table needs one for the classes and one for numbers at least; check the separator");
+  if (target.empty()) return columns.size() - 1;
+  const auto found = std::find(columns.begin(), columns.end(), target);
+  std::vector<std::string> shown;
+  for (const std::string& column : columns) shown.push_back(fit_for_message(column));
+  TORCH_CHECK_VALUE(found != columns.end(), "'", name, "' has no column '", fit_for_message(target), "'",
+                    did_you_mean(target, shown), "; its columns are ", join_names(shown));
+  return static_cast<size_t>(found - columns.begin());
+}
+
+/// Returns the number of a class that is one, or nothing.
+std::optional<int64_t> class_number(const std::string& field) {
+  const std::optional<int64_t> number = parse_number<int64_t>(field).value;
+  return number && *number >= 0 ? number : std::nullopt;
+}
+
+/// Numbers the classes, and sets the names of those.
+at::Tensor number_classes(const std::vector<std::string>& fields, std::vector<std::string>& classes,
+                          const std::string& name) {
+  constexpr int64_t kMostClasses = 65536;
+  std::vector<int64_t> numbers;
+  int64_t largest = 0;
+  for (const std::string& field : fields) {
+    const std::optional<int64_t> number = class_number(field);
+    if (!number) break;
+    TORCH_CHECK_VALUE(*number < kMostClasses, "'", name, "' has the class ", *number,
+                      ", and classes are numbered from 0 to 65535; choose another column with target");
+    largest = std::max(largest, *number);
+    numbers.push_back(*number);
+  }
+  if (numbers.size() == fields.size()) {
+    for (int64_t i = 0; i <= largest; ++i) classes.push_back(std::to_string(i));
+    return at::tensor(numbers, at::TensorOptions(at::kLong).device(at::kCPU));
+  }
+  std::map<std::string, int64_t> found;
+  for (const std::string& field : fields) found.emplace(field, 0);
+  TORCH_CHECK_VALUE(std::ssize(found) <= kMostClasses, "'", name, "' has ", found.size(),
+                    " different classes; choose another column with target");
+  for (auto& [text, number] : found) {
+    number = std::ssize(classes);
+    classes.push_back(text);
+  }
+  numbers.clear();
+  for (const std::string& field : fields) numbers.push_back(found.at(field));
+  return at::tensor(numbers, at::TensorOptions(at::kLong).device(at::kCPU));
+}
+
+}  // namespace
+
+CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::string& name) {
+  CsvReader reader(text, options.separator, name);
+  auto row = reader.next();
+  TORCH_CHECK_VALUE(row, "'", name, "' is empty; give a table");
+  CsvTable table;
+  table.columns = options.has_header ? *row : numbered_columns(row->size());
+  const size_t count = table.columns.size(), target = find_target(table.columns, options.target, name);
+  if (options.has_header) row = reader.next();
+  std::vector<float> values;
+  std::vector<std::string> labels;
+  for (; row; row = reader.next()) {
+    TORCH_CHECK_VALUE(row->size() == count, "'", name, "', line ", reader.line(), " has ", row->size(),
+                      " fields, and the table has ", count, " columns");
+    for (size_t i = 0; i < count; ++i) {
+      std::string& field = (*row)[i];
+      if (i == target) {
+        labels.push_back(std::move(field));
+        continue;
+      }
+      const std::optional<double> number = parse_number<double>(field).value;
+      TORCH_CHECK_VALUE(number && std::isfinite(static_cast<float>(*number)), "'", name, "', line ",
+                        reader.line(), ", column '", fit_for_message(table.columns[i]), "': '",
+                        fit_for_message(field),
+                        "' is no number that float32 holds; fill it in, or leave the column out");
+      values.push_back(static_cast<float>(*number));
+    }
+  }
+  TORCH_CHECK_VALUE(!labels.empty(), "'", name, "' has no row; give one at least");
+  table.columns.erase(table.columns.begin() + static_cast<std::ptrdiff_t>(target));
+  table.data = at::tensor(values, at::TensorOptions(at::kFloat).device(at::kCPU))
+                   .view({std::ssize(labels), static_cast<int64_t>(count) - 1});
+  table.target = number_classes(labels, table.classes, name);
+  return table;
+}
+
+CsvTable read_csv(const std::filesystem::path& path, const CsvOptions& options) {
+  std::ifstream file(path, std::ios::binary);
+  TORCH_CHECK(file, "cannot read '", path.string(), "'; give a file with separated values");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  return parse_csv(text, options, path.string());
+}
+
+}  // namespace mantissa

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace mantissa {
+
+struct CsvOptions {
+  /// The column that has the classes; empty: the last one. Without a header, columns are called "0", "1" and so on.
+  std::string target = {};
+  char separator = ',';
+  bool has_header = true;
+};
+
+/// A table of numbers with a class for each row.
+struct CsvTable {
+  at::Tensor data;                   ///< float32 [rows, columns]
+  at::Tensor target;                 ///< int64 [rows]
+  std::vector<std::string> columns;  ///< names of the columns of `data`
+  /// The classes by their numbers. If the target column has whole numbers from 0 on, they are these.
+  std::vector<std::string> classes;
+};
+
+/// Parses a table with separators: RFC 4180, with quoted fields, and lines that end in LF or CR LF. Empty lines are left out. `name`
+/// begins the errors. (fast-cpp-csv-parser knows the number of columns at compile time, and libcsv cannot be linked statically by
+/// programs of every licence.)
+/// Memory: 4 bytes for each number, and once more while it is read.
+/// Errors: c10::ValueError that names line and column for a field that is no finite number, a row with another number of fields,
+///         a quote without an end, and a class number above 65535; and for no row, fewer than two columns, and a target
+///         that is no column.
+CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::string& name);
+
+/// Errors: those of parse_csv(), which name the file; c10::Error if it cannot be read.
+CsvTable read_csv(const std::filesystem::path& path, const CsvOptions& options = {});
+
+}  // namespace mantissa

@@ -1,0 +1,81 @@
+#include "mantissa/data/csv.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <string>
+
+#include <torch/torch.h>
+
+#include "mantissa/core/test_support_internal.h"
+#include "mantissa/data/images/test_support_internal.h"
+
+namespace mantissa::csv_test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+CsvTable parse(const std::string& text, const CsvOptions& options = {}) {
+  return parse_csv(text, options, "f.csv");
+}
+std::string refused(const std::string& text, const CsvOptions& options = {}) {
+  return error_of([&] { parse(text, options); });
+}
+
+TEST(Csv, NumbersAndNamedClasses) {
+  const CsvTable table = parse("a,b,kind\n1,2.5,cat\n-3e2,4,ant\n0,0,cat\n");
+  EXPECT_TRUE(table.data.equal(torch::tensor({1.0, 2.5, -300.0, 4.0, 0.0, 0.0}, at::kFloat).view({3, 2})));
+  EXPECT_TRUE(table.target.equal(torch::tensor({1, 0, 1}))) << "in the order of their names";
+  EXPECT_THAT(table.classes, ElementsAre("ant", "cat"));
+  EXPECT_THAT(table.columns, ElementsAre("a", "b"));
+}
+
+TEST(Csv, TheTargetIsAnyColumnAndMayHaveNumbers) {
+  const CsvTable table = parse("y;x\n2;0.5\n0;1.5", {.target = "y", .separator = ';'});
+  EXPECT_TRUE(table.target.equal(torch::tensor({2, 0})));
+  EXPECT_THAT(table.classes, ElementsAre("0", "1", "2")) << "a class may have no row";
+  EXPECT_EQ(table.data.sizes(), at::IntArrayRef({2, 1}));
+  const CsvTable bare = parse("5\t1\n6\t0\n", {.target = "1", .separator = '\t', .has_header = false});
+  EXPECT_TRUE(bare.data.equal(torch::tensor({5.0F, 6.0F}).view({2, 1})));
+  EXPECT_THAT(bare.columns, ElementsAre("0"));
+  const CsvTable mixed = parse("x,y\n1,1\n2,-1\n");
+  EXPECT_THAT(mixed.classes, ElementsAre("-1", "1")) << "a negative number is a name";
+}
+
+TEST(Csv, QuotesLineEndsAndAMarkAreThoseOfSpreadsheets) {
+  const CsvTable table =
+      parse("\xEF\xBB\xBF\"a, b\",\"the \"\"kind\"\"\"\r\n\"1\",\"two\nlines\"\r\n\r\n2,x\r\n");
+  EXPECT_THAT(table.columns, ElementsAre("a, b"));
+  EXPECT_THAT(table.classes, ElementsAre("two\nlines", "x"));
+  EXPECT_TRUE(table.data.equal(torch::tensor({1.0F, 2.0F}).view({2, 1})));
+}
+
+TEST(Csv, ErrorsNameLineAndColumn) {
+  EXPECT_THAT(refused("a,b\n1,x\nno,y\n"), HasSubstr("'f.csv', line 3, column 'a': 'no' is no number"));
+  EXPECT_THAT(refused("a,b\n1,\"x\ny\"\n,z\n"), HasSubstr("line 4, column 'a': ''"));
+  for (const char* const bad : {"nan", "inf", "1e39", " 1", "1 "})
+    EXPECT_THAT(refused("a,b\n" + std::string(bad) + ",x\n"), HasSubstr("is no number that float32 holds"))
+        << bad;
+  EXPECT_THAT(refused("a,b\n1,x\n1\n"), HasSubstr("line 3 has 1 fields, and the table has 2 columns"));
+  EXPECT_THAT(refused("a,b\n1,2,3\n"), HasSubstr("line 2 has 3 fields"));
+  EXPECT_THAT(refused("a,b\n\"1\"2,x\n"), HasSubstr("line 2, field 1: text follows"));
+  EXPECT_THAT(refused("a,b\n1,\"x"), HasSubstr("line 2: a quoted field has no end"));
+  EXPECT_THAT(refused("a,b\n"), HasSubstr("has no row"));
+  EXPECT_THAT(refused(""), HasSubstr("is empty"));
+  EXPECT_THAT(refused("\n\n"), HasSubstr("is empty"));
+  EXPECT_THAT(refused("a;b\n1;2\n"), HasSubstr("has 1 columns"));
+  EXPECT_THAT(refused("a,kind\n1,x\n", {.target = "kinds"}),
+              HasSubstr("no column 'kinds'; did you mean 'kind'?"));
+  EXPECT_THAT(refused("a,b\n1,65536\n"), HasSubstr("the class 65536"));
+}
+
+class CsvFile : public InFolder {};
+
+TEST_F(CsvFile, IsRead) {
+  write_image_file(folder_ / "a.csv", "x,y\n1,0\n");
+  EXPECT_EQ(read_csv(folder_ / "a.csv").target.size(0), 1);
+  EXPECT_THAT(error_of([&] { read_csv(folder_ / "b.csv"); }), HasSubstr("cannot read"));
+}
+
+}  // namespace
+}  // namespace mantissa::csv_test

@@ -1,0 +1,96 @@
+#include "mantissa/data/images/image_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+namespace mantissa {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::array<std::string_view, 3> kExtensions{".jpg", ".jpeg", ".png"};
+
+bool is_image_name(const fs::path& path) {
+  std::string extension = path.extension().string();
+  std::transform(extension.begin(), extension.end(), extension.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return std::find(kExtensions.begin(), kExtensions.end(), extension) != kExtensions.end();
+}
+
+[[noreturn]] void refuse_path(const std::string& path, const std::error_code& why) {
+  TORCH_CHECK(false, "cannot read '", path, "': ", why.message(), "; check the path and its permissions");
+}
+
+/// Returns the paths of a class's images: folder by folder, each sorted by name.
+std::vector<std::string> images_below(const fs::path& folder) {
+  std::vector<std::pair<std::string, std::string>>
+      found;  // folder and name, so that sorting goes by folders first
+  std::error_code error;
+  fs::recursive_directory_iterator entries(folder, fs::directory_options::follow_directory_symlink, error);
+  for (const fs::recursive_directory_iterator end; !error && entries != end; entries.increment(error))
+    if (is_image_name(entries->path()) && !entries->is_directory())
+      found.emplace_back(entries->path().parent_path().string(), entries->path().filename().string());
+  if (error) refuse_path(folder.string(), error);
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> paths;
+  paths.reserve(found.size());
+  for (const auto& [parent, name] : found) paths.push_back(parent + "/" + name);
+  return paths;
+}
+
+}  // namespace
+
+ImageFolder::ImageFolder(const fs::path& root) {
+  std::error_code error;
+  for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error))
+    if (entry->is_directory()) classes_.push_back(entry->path().filename().string());
+  if (error) refuse_path(root.string(), error);
+  TORCH_CHECK_VALUE(!classes_.empty(), "image folder '", root.string(),
+                    "' has no folders in it; give one that has a folder of images for each class");
+  std::sort(classes_.begin(), classes_.end());
+  for (size_t label = 0; label < classes_.size(); ++label) {
+    std::vector<std::string> paths = images_below(root / classes_[label]);
+    TORCH_CHECK_VALUE(!paths.empty(), "image folder '", root.string(), "': the class '", classes_[label],
+                      "' has no images; remove its folder, or put .jpg, .jpeg or .png files into it");
+    for (std::string& path : paths) files_.push_back({std::move(path), static_cast<int64_t>(label)});
+  }
+}
+
+std::string_view ImageFolder::read(int64_t index, std::string& buffer) const {
+  const std::string& path = files_[static_cast<size_t>(index)].path;
+  const auto refuse = [&] { refuse_path(path, {errno, std::generic_category()}); };
+  const int file =
+      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for its writer
+  if (file < 0) refuse();
+  struct Closer {
+    int file;
+    ~Closer() { ::close(file); }
+  } const closer{file};
+  struct stat status {};
+  if (::fstat(file, &status) != 0) refuse();
+  TORCH_CHECK(S_ISREG(status.st_mode), "cannot read '", path,
+              "': it is not a regular file; remove it from the folder");
+  buffer.resize(static_cast<size_t>(status.st_size));
+  size_t done = 0;
+  while (done < buffer.size()) {
+    const ssize_t got = ::read(file, buffer.data() + done, buffer.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) refuse();
+    if (got == 0) break;
+    done += static_cast<size_t>(got);
+  }
+  buffer.resize(done);  // the file may have become shorter meanwhile
+  return buffer;
+}
+
+}  // namespace mantissa

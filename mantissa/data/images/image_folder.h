@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mantissa/data/images/image_source.h"
+
+namespace mantissa {
+
+/// The images of a folder that has one folder for each class (torchvision: ImageFolder).
+///
+/// The classes are the folders' names, sorted; a class has every file below its folder whose name ends in .jpg, .jpeg or
+/// .png, in any case. The order is torchvision's. Symbolic links are followed.
+/// Memory: the paths.
+class ImageFolder final : public ImageSource {
+ public:
+  /// Reads the names, and no image.
+  /// Errors: c10::Error that names the folder if it cannot be read; c10::ValueError that names it if it has no folders in it, and
+  ///         that names the class if a class has no image.
+  explicit ImageFolder(const std::filesystem::path& root);
+
+  int64_t size() const override { return std::ssize(files_); }
+  const std::vector<std::string>& classes() const override { return classes_; }
+  int64_t label(int64_t index) const override { return files_[static_cast<size_t>(index)].label; }
+  std::string name(int64_t index) const override { return files_[static_cast<size_t>(index)].path; }
+  std::string_view read(int64_t index, std::string& buffer) const override;
+
+ private:
+  struct File {
+    std::string path;
+    int64_t label;
+  };
+  std::vector<std::string> classes_;
+  std::vector<File> files_;
+};
+
+}  // namespace mantissa
