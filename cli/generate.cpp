@@ -25,6 +25,7 @@
 #include "cli/trained_model.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/parse_number.h"
+#include "mantissa/data/chat.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/data/tokenizers/tokenizer.h"
 #include "mantissa/trainer/loop/interrupt.h"
@@ -35,7 +36,8 @@ namespace {
 
 struct GenerateCommand {
   TrainedModelCommand model;
-  std::optional<std::string> prompt, prompt_tokens, stop_tokens, tokenizer;
+  std::optional<std::string> prompt, prompt_tokens, stop_tokens, tokenizer, system;
+  bool is_chat = false;
   uint64_t seed = 1;
   GenerateOptions options;
   std::string json;
@@ -60,11 +62,24 @@ class WritesOn final : public ClassificationTask {
   std::optional<Generated> made_;
 };
 
-/// Returns the tokenizer of `--tokenizer`, or that of a public model's folder; nothing if the model reads bytes.
+/// Returns an option of the run whose folder is the model; "" if it is no run.
+std::string option_of_run(const GenerateCommand& c, const char* option) {
+  const std::filesystem::path folder = c.model.folder;
+  if (!std::filesystem::exists(folder / "config.yaml")) return "";
+  const OptionValues config = read_run_config(folder);
+  const auto* const value = config.get_if<std::string>(option);
+  return value ? *value : "";
+}
+
+/// Returns the tokenizer of `--tokenizer`, or that of a run or of a public model's folder; nothing if the model reads
+/// bytes.
 std::optional<Tokenizer> find_tokenizer(const GenerateCommand& c) {
   if (c.tokenizer) return load_tokenizer(*c.tokenizer);
   const std::filesystem::path folder = c.model.folder;
-  if (std::filesystem::exists(folder / "config.yaml")) return std::nullopt;
+  if (std::filesystem::exists(folder / "config.yaml")) {
+    const std::string used = option_of_run(c, "tokenizer");
+    return used.empty() ? std::nullopt : std::optional(load_tokenizer(used));
+  }
   TORCH_CHECK_VALUE(
       std::filesystem::exists(folder / "tokenizer.json") || std::filesystem::exists(folder / "vocab.json"),
       "--prompt: '", c.model.folder,
@@ -78,10 +93,24 @@ Prompt read_prompt(const GenerateCommand& c) {
   return usage([&] {
     TORCH_CHECK_VALUE(!c.tokenizer || c.prompt,
                       "--tokenizer encodes the text of --prompt; give that, or leave it out");
+    TORCH_CHECK_VALUE(!c.is_chat || c.prompt,
+                      "--chat is for the message of --prompt; give that, or leave it out");
+    TORCH_CHECK_VALUE(!c.system || c.is_chat,
+                      "--system is the first message of a conversation; give --chat, too");
     if (c.prompt_tokens) return token_prompt(*c.prompt_tokens);
     TORCH_CHECK_VALUE(!c.prompt->empty(), "--prompt is empty; give at least one character");
     const std::optional<Tokenizer> tokenizer = find_tokenizer(c);
-    return tokenizer ? text_prompt(*c.prompt, *tokenizer) : byte_prompt(*c.prompt);
+    TORCH_CHECK_VALUE(tokenizer || !c.is_chat,
+                      "--chat needs a tokenizer, and the run has none; give --tokenizer, or leave it out");
+    if (c.is_chat) {
+      const std::string used = option_of_run(c, "chat_template");
+      return chat_message(*c.prompt, c.system.value_or(""), used.empty() ? "auto" : used, *tokenizer);
+    }
+    if (!tokenizer) return byte_prompt(*c.prompt);
+    Prompt prompt = text_prompt(*c.prompt, *tokenizer);
+    if (option_of_run(c, "data").starts_with("chat:"))
+      if (const auto end = tokenizer->id_of(chat_end_token(*tokenizer))) prompt.stop_tokens.push_back(*end);
+    return prompt;
   });
 }
 
@@ -126,10 +155,18 @@ void run_generate(const GenerateCommand& c) {
   GenerateOptions options = parse(c);
   Prompt prompt = read_prompt(c);
   const InterruptScope interrupt;
-  const TrainedModel run = open_text_model(c.model);
+  TrainedModelCommand opened = c.model;
+  // Where the run's tokenizer has moved, that of the command line stands in for it.
+  if (c.tokenizer && !option_of_run(c, "tokenizer").empty()) opened.flags.set("tokenizer", *c.tokenizer);
+  const TrainedModel run = open_text_model(opened);
   auto* const model = dynamic_cast<CausalModel*>(run.model.get());
   TORCH_CHECK(model, "the model ", run.options.model,
               " cannot write text: it is no CausalModel; give one that is");
+  if (!options.stop_tokens && !prompt.stop_tokens.empty()) {
+    options.stop_tokens = model->stop_tokens();
+    options.stop_tokens->insert(options.stop_tokens->end(), prompt.stop_tokens.begin(),
+                                prompt.stop_tokens.end());
+  }
   const std::vector<int64_t> stops = options.stop_tokens.value_or(model->stop_tokens());
   std::string text;
   const auto print = [&](const std::string& piece) {
@@ -184,9 +221,15 @@ void add_generate(CLI::App& app) {
       ->required()
       ->option_text("MODEL");
   add_text(*sub, "--prompt", c.prompt, "TEXT",
-           "the text to continue; a run's model reads its bytes, unless --tokenizer is given");
+           "the text to continue; the model of a run without a tokenizer reads its bytes");
   add_text(*sub, "--tokenizer", c.tokenizer, "PATH",
-           "a tokenizer's file or folder, for --prompt and the answer; left out: that of the model's folder");
+           "a tokenizer's file or folder, for --prompt and the answer; left out: that of the run or of the "
+           "model's folder");
+  sub->add_flag(
+      "--chat", c.is_chat,
+      "the prompt is a message to a model that was trained on conversations; the template is that of the "
+      "run, or found by the tokenizer");
+  add_text(*sub, "--system", c.system, "TEXT", "with --chat: a system message before the prompt");
   add_text(*sub, "--prompt-tokens", c.prompt_tokens, "LIST",
            "the tokens to continue, such as 1,15,7; the new tokens are printed in the same way");
   add_number(*sub, "--max-new-tokens", c.options.max_new_tokens, "N", "the most tokens to write [128]");

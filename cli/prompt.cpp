@@ -7,12 +7,19 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/parse_number.h"
+#include "mantissa/data/chat.h"
 
 namespace mantissa::cli {
 namespace {
 
 at::Tensor as_batch(const std::vector<int64_t>& tokens) {
   return at::tensor(tokens, at::TensorOptions(at::kLong)).unsqueeze(0);
+}
+
+Prompt tokenized(const std::vector<int64_t>& ids, const Tokenizer& tokenizer) {
+  const auto stream = std::make_shared<TokenText>(tokenizer);
+  return {as_batch(ids), [stream](int64_t token) { return stream->push(token); },
+          [stream] { return stream->finish(); }};
 }
 
 }  // namespace
@@ -31,9 +38,15 @@ Prompt byte_prompt(const std::string& text) {
 }
 
 Prompt text_prompt(const std::string& text, const Tokenizer& tokenizer) {
-  const auto stream = std::make_shared<TokenText>(tokenizer);
-  return {as_batch(tokenizer.encode(text)), [stream](int64_t token) { return stream->push(token); },
-          [stream] { return stream->finish(); }};
+  return tokenized(tokenizer.encode(text), tokenizer);
+}
+
+Prompt chat_message(const std::string& text, const std::string& system, const std::string& chat_template,
+                    const Tokenizer& tokenizer) {
+  const ChatPrompt message = chat_prompt(text, system, chat_template, tokenizer);
+  Prompt prompt = tokenized(message.ids, tokenizer);
+  prompt.stop_tokens = message.stop_tokens;
+  return prompt;
 }
 
 Prompt token_prompt(const std::string& list) {

@@ -80,6 +80,8 @@ OptionValues complete(const OptionValues& given) {
                     " needs text; give --data text:FILE or tokens:FILE");
   const std::optional<double> momentum = own_momentum(text_or_none("optimizer"));
   if (momentum && !given.has("momentum")) values.set("momentum", *momentum);
+  if (const std::string model = text_or_none("model"); is_model_path(model) && !given.has("vocabulary"))
+    if (const std::optional<int64_t> own = find_model(model).vocabulary) values.set("vocabulary", *own);
   for (const char* limit : {"max_epochs", "max_steps"})
     if (!values.has(limit)) values.set(limit, -1);
   const auto [first, fallback] = modes_in(text_or_none("precision"), text_or_none("fallback"));

@@ -81,6 +81,29 @@ TEST_F(Tokens, ARunTrainsResumesAndWrites) {
   EXPECT_EQ(made.out, " ab\n");
 }
 
+TEST_F(Tokens, ATextTrainsOnTheTokensOfATokenizer) {
+  const std::string words =
+      "--data text:text.txt --tokenizer tokenizer --model llama-tiny --batch-size 4 --limit-val-batches 1 "
+      "--lr-schedule constant --precision 32-true ";
+  const Outcome trained = fit(words + "--max-steps 30 --output run");
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_EQ(trained.err, "");
+  ASSERT_EQ(tokenize("-o tokens.bin --quiet").status, 0);
+  ASSERT_EQ(train("--data tokens:tokens.bin --max-steps 30 --output other").status, 0);
+  EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "other/weights.safetensors"))
+      << "the same tokens, and the same vocabulary";
+  const Outcome made =
+      run("generate run --prompt 'ab abc ab abc ab' --temperature 0 --max-new-tokens 1 --quiet");
+  EXPECT_EQ(made.status, 0) << made.err;
+  EXPECT_EQ(made.out, " ab\n") << "the run knows its tokenizer";
+  fs::rename(folder_ / "tokenizer", folder_ / "moved");
+  EXPECT_THAT(run("generate run --prompt ab").err, HasSubstr("tokenizer"));
+  EXPECT_EQ(run("generate run --prompt ab --tokenizer moved --max-new-tokens 1 --quiet").status, 0);
+  write("short.txt", "ab abc ab");
+  expect_error(fit("--data text:short.txt --tokenizer moved --model llama-tiny --output third"), 1,
+               {"'short.txt'", "4 tokens", "129"});
+}
+
 TEST_F(Tokens, AFolderHasBothParts) {
   write("data/train.bin", ids(std::string("\1\0\2\0", 4), 100));
   expect_error(train("--data tokens:data --max-steps 1 --output run"), 1, {"data/val.bin", "No such file"});
@@ -142,6 +165,17 @@ TEST_F(Tokens, ConversationsTrainOnTheirAnswers) {
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "whole/weights.safetensors"));
   EXPECT_EQ(json::parse(run("test run --quiet --json - --data chat:chat.jsonl").out)["samples"], 40);
+
+  const std::string message =
+      "generate whole --prompt ab --temperature 0 --max-new-tokens 8 --quiet --json - ";
+  const json raw = json::parse(run(message).out);
+  EXPECT_EQ(raw["text"], "c") << "its line has a prompt and no messages";
+  EXPECT_EQ(raw["prompt_tokens"].size(), 1);
+  const Outcome chat = run(message + "--chat --system ba");
+  ASSERT_EQ(chat.status, 0) << chat.err;
+  EXPECT_GT(json::parse(chat.out)["prompt_tokens"].size(), 2) << "roles are written, too";
+  expect_error(run("generate whole --prompt-tokens 1 --chat"), 2, {"--chat is for the message"});
+  expect_error(run("generate whole --prompt ab --system ba"), 2, {"--system", "--chat"});
 
   const Outcome cut = fit(words + "--context 2 --max-steps 1 --output other");
   EXPECT_THAT(cut.err, HasSubstr("20 of 40 conversations are longer than --context 2"));

@@ -140,8 +140,10 @@ class Warnings {
     if (given_.has("context") && are_images) warn("context", "--data " + o_.data);
     for (const char* option : {"mixup", "cutmix"})
       if (given_.has(option) && !are_images) warn(option, "--data " + o_.data);
-    for (const char* option : {"tokenizer", "chat_template"})
-      if (given_.has(option) && !o_.data.starts_with("chat:")) warn(option, "--data " + o_.data);
+    if (given_.has("chat_template") && !o_.data.starts_with("chat:"))
+      warn("chat_template", "--data " + o_.data);
+    if (given_.has("tokenizer") && !o_.data.starts_with("chat:") && !o_.data.starts_with("text:"))
+      warn("tokenizer", "--data " + o_.data);
     if (given_.has("target") && !o_.data.starts_with("csv:")) warn("target", "--data " + o_.data);
     if (given_.has("flip") && !o_.data.starts_with("images:") && !o_.data.starts_with("cifar"))
       warn("flip", "--data " + o_.data);

@@ -2,38 +2,73 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include "cli/data/kinds.h"
 #include "cli/fit_options.h"
+#include "mantissa/data/tokenizers/tokenizer.h"
 
 namespace mantissa::cli {
 namespace {
 
-ModelInput text_input(const FitOptions& o) { return {.kind = InputKind::kTokens, .context = o.context}; }
+/// What a text consists of: its bytes, or its token ids where there is a tokenizer.
+struct Text {
+  at::Tensor symbols;
+  std::string words;  ///< for messages: "bytes" or "tokens"
+  ModelInput input;
+};
+
+std::optional<Tokenizer> tokenizer_of(const FitOptions& o) {
+  return o.tokenizer.empty() ? std::nullopt : std::optional(load_tokenizer(o.tokenizer));
+}
+
+ModelInput text_input(const std::optional<Tokenizer>& tokenizer, const FitOptions& o) {
+  ModelInput input{.kind = InputKind::kTokens, .context = o.context};
+  if (tokenizer) input.vocabulary = tokenizer->vocabulary_size();
+  return input;
+}
+
+Text read_text(const std::string& path, const FitOptions& o) {
+  const at::Tensor bytes = load_text(path);
+  const std::optional<Tokenizer> tokenizer = tokenizer_of(o);
+  if (!tokenizer) return {bytes, "bytes", text_input(tokenizer, o)};
+  const std::string_view text(static_cast<const char*>(bytes.const_data_ptr()),
+                              static_cast<size_t>(bytes.numel()));
+  std::vector<int64_t> ids = tokenizer->encode(text, /*add_special_tokens=*/false);
+  const auto count = static_cast<int64_t>(ids.size());
+  return {at::from_blob(ids.data(), {count}, at::TensorOptions(at::kLong)).to(at::kInt), "tokens",
+          text_input(tokenizer, o)};
+}
 
 Data load_split_text(const std::string& path, const FitOptions& o) {
   const int64_t context = o.context;
-  const at::Tensor bytes = load_text(path);
-  const int64_t size = bytes.size(0), needed = context + 1;
+  const Text text = read_text(path, o);
+  const int64_t size = text.symbols.size(0), needed = context + 1;
   const int64_t held = std::llround(static_cast<double>(size) * o.val_fraction);
   TORCH_CHECK_VALUE(std::min(held, size - held) >= needed, "text file '", path, "': --val-fraction ",
-                    o.val_fraction, " splits its ", size, " bytes into ", size - held, " to train on and ",
-                    held, " to validate, but each needs ", needed,
+                    o.val_fraction, " splits its ", size, " ", text.words, " into ", size - held,
+                    " to train on and ", held, " to validate, but each needs ", needed,
                     "; give a longer file or another --val-fraction");
-  const auto [train, held_out] = split_text(bytes, o.val_fraction);
+  const auto [train, held_out] = split_text(text.symbols, o.val_fraction);
   return {"text", std::make_shared<TextDataset>(train, context),
-          std::make_shared<TextDataset>(held_out, context, /*stride=*/context), text_input(o),
+          std::make_shared<TextDataset>(held_out, context, /*stride=*/context), text.input,
           /*draws_windows=*/true};
 }
 
 Data load_whole_text(const std::string& path, const FitOptions& o) {
-  const at::Tensor bytes = load_text(path);
-  TORCH_CHECK_VALUE(bytes.size(0) > o.context, "text file '", path, "' has ", bytes.size(0),
-                    " bytes, but a window needs ", o.context + 1, "; give a longer file");
-  return {"text", nullptr, std::make_shared<TextDataset>(bytes, o.context, /*stride=*/o.context),
-          text_input(o)};
+  const Text text = read_text(path, o);
+  TORCH_CHECK_VALUE(text.symbols.size(0) > o.context, "text file '", path, "' has ", text.symbols.size(0),
+                    " ", text.words, ", but a window needs ", o.context + 1, "; give a longer file");
+  return {"text", nullptr, std::make_shared<TextDataset>(text.symbols, o.context, /*stride=*/o.context),
+          text.input};
 }
 
 }  // namespace
@@ -41,11 +76,11 @@ Data load_whole_text(const std::string& path, const FitOptions& o) {
 DataKind text_kind() {
   return {.name = "text",
           .argument = "FILE",
-          .help = "bytes",
+          .help = "its bytes, or its tokens with --tokenizer",
           .input = InputKind::kTokens,
           .load = &load_split_text,
           .load_all = &load_whole_text,
-          .token_input = &text_input};
+          .token_input = [](const FitOptions& o) { return text_input(tokenizer_of(o), o); }};
 }
 
 }  // namespace mantissa::cli

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include <ATen/ops/full.h>
@@ -122,11 +123,12 @@ class Line {
   Json root_;
 };
 
-/// Returns the token that ends a text, by the tokenizer's own names.
-std::string end_token(const Tokenizer& tokenizer) {
-  for (const char* const token : {"<|endoftext|>", "</s>", "<|eot_id|>", "<|end_of_text|>", "<|im_end|>"})
-    if (tokenizer.id_of(token)) return token;
-  return "";
+ChatText written(const std::vector<Message>& messages, const ChatTemplate& chat_template,
+                 const std::string& end) {
+  if (chat_template.name == "chatml") return {chatml(messages), true};
+  if (chat_template.name == "llama3") return {llama3(messages), true};
+  if (chat_template.name == "llama2") return {llama2(messages), true};
+  return {plain(messages, end), false};
 }
 
 size_t common_prefix(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
@@ -136,8 +138,10 @@ size_t common_prefix(const std::vector<int64_t>& a, const std::vector<int64_t>& 
 }  // namespace
 
 const std::vector<ChatTemplate>& chat_templates() {
-  static const std::vector<ChatTemplate> table = {
-      {"chatml", "<|im_start|>"}, {"llama3", "<|start_header_id|>"}, {"llama2", "<s>"}, {"plain", ""}};
+  static const std::vector<ChatTemplate> table = {{"chatml", "<|im_start|>", "<|im_end|>"},
+                                                  {"llama3", "<|start_header_id|>", "<|eot_id|>"},
+                                                  {"llama2", "<s>", "</s>"},
+                                                  {"plain", "", ""}};
   return table;
 }
 
@@ -152,16 +156,16 @@ const ChatTemplate& find_chat_template(const std::string& name, const Tokenizer&
                     "; choose from ", join_names(names));
 }
 
+std::string chat_end_token(const Tokenizer& tokenizer) {
+  for (const char* const token : {"<|endoftext|>", "</s>", "<|eot_id|>", "<|end_of_text|>", "<|im_end|>"})
+    if (tokenizer.id_of(token)) return token;
+  return "";
+}
+
 ChatText parse_chat_line(std::string_view json, const ChatTemplate& chat_template, const std::string& end,
                          const std::string& where) {
   const Line line(json, where);
-  if (line.has("messages")) {
-    const std::vector<Message> messages = line.messages();
-    if (chat_template.name == "chatml") return {chatml(messages), true};
-    if (chat_template.name == "llama3") return {llama3(messages), true};
-    if (chat_template.name == "llama2") return {llama2(messages), true};
-    return {plain(messages, end), false};
-  }
+  if (line.has("messages")) return written(line.messages(), chat_template, end);
   if (line.has("prompt"))
     return {{{line.text("prompt"), false}, {line.text("completion") + end, true}}, false};
   if (line.has("instruction"))
@@ -169,6 +173,23 @@ ChatText parse_chat_line(std::string_view json, const ChatTemplate& chat_templat
              {line.text("output") + end, true}},
             false};
   line.fail("has neither messages, nor prompt and completion, nor instruction and output");
+}
+
+ChatPrompt chat_prompt(const std::string& message, const std::string& system,
+                       const std::string& chat_template, const Tokenizer& tokenizer) {
+  const ChatTemplate& chosen = find_chat_template(chat_template, tokenizer);
+  const std::string end = chosen.end.empty() ? chat_end_token(tokenizer) : chosen.end;
+  std::vector<Message> messages = {{"user", message}, {"assistant", ""}};
+  if (!system.empty()) messages.insert(messages.begin(), {"system", system});
+  const auto [pieces, has_special_tokens] = written(messages, chosen, end);
+  std::string text;
+  for (const ChatPiece& piece : pieces) {
+    if (piece.is_trained) break;
+    text += piece.text;
+  }
+  ChatPrompt prompt{tokenizer.encode(text, !has_special_tokens), {}};
+  if (const std::optional<int64_t> stop = tokenizer.id_of(end)) prompt.stop_tokens.push_back(*stop);
+  return prompt;
 }
 
 void ChatDataset::add(Sample sample) {
@@ -213,7 +234,7 @@ std::shared_ptr<const ChatDataset> parse_chat(std::string_view lines, const Toke
   TORCH_CHECK_VALUE(options.context > 0, "'", name, "': a context of ", options.context,
                     " tokens; give 1 at least");
   const ChatTemplate& chat_template = find_chat_template(options.chat_template, tokenizer);
-  const std::string end = end_token(tokenizer);
+  const std::string end = chat_end_token(tokenizer);
   const auto dataset = std::make_shared<ChatDataset>();
   dataset->context_ = options.context;
   dataset->pad_ = end.empty() ? 0 : *tokenizer.id_of(end);

@@ -31,6 +31,7 @@ struct ChatText {
 struct ChatTemplate {
   std::string name;
   std::string token;  ///< a token that only tokenizers of such models have; "": none
+  std::string end;    ///< the token that ends an answer; "": that which ends a text
 };
 
 /// chatml, llama3, llama2 and plain, in the order in which "auto" tries them.
@@ -39,6 +40,9 @@ const std::vector<ChatTemplate>& chat_templates();
 /// Returns the template of this name. "auto": the first one whose token the tokenizer has, otherwise plain.
 /// Errors: c10::ValueError for an unknown name, with the names.
 const ChatTemplate& find_chat_template(const std::string& name, const Tokenizer& tokenizer);
+
+/// Returns the token that ends an answer without a template, by the tokenizer's own names; "" if it has none.
+std::string chat_end_token(const Tokenizer& tokenizer);
 
 /// Parses one line and writes it by the template:
 ///
@@ -52,6 +56,17 @@ const ChatTemplate& find_chat_template(const std::string& name, const Tokenizer&
 ///         message that is not the first, no answer, and text that is not UTF-8.
 ChatText parse_chat_line(std::string_view json, const ChatTemplate& chat_template, const std::string& end,
                          const std::string& where);
+
+/// A message to a model, for generate().
+struct ChatPrompt {
+  std::vector<int64_t> ids;          ///< the message, and what begins an answer
+  std::vector<int64_t> stop_tokens;  ///< what ends an answer
+};
+
+/// Writes a message of the user as parse_chat() writes it, up to where the answer begins. `system` is the system message; it may be empty.
+/// Errors: those of find_chat_template() and Tokenizer::encode().
+ChatPrompt chat_prompt(const std::string& message, const std::string& system,
+                       const std::string& chat_template, const Tokenizer& tokenizer);
 
 struct ChatOptions {
   int64_t context = 1024;

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -104,6 +105,29 @@ TEST(Chat, TheTokenizerDecidesOnTheTemplate) {
   EXPECT_EQ(find_chat_template("llama2", chat_tokenizer()).name, "llama2");
   EXPECT_THAT(error_of([] { find_chat_template("chat-ml", chat_tokenizer()); }),
               HasSubstr("did you mean 'chatml'?"));
+}
+
+TEST(Chat, APromptIsWhatTrainingHasBeforeTheAnswer) {
+  const Tokenizer known = tokenizer({"<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>",
+                                     "<|end_header_id|>", "<|eot_id|>", "<s>", "</s>", "<|endoftext|>"});
+  const std::map<std::string, std::string> ends = {
+      {"chatml", "<|im_end|>"}, {"llama3", "<|eot_id|>"}, {"llama2", "</s>"}, {"plain", "<|endoftext|>"}};
+  for (const auto& [name, end] : ends)
+    for (const std::string system : {"", "Be brief."}) {
+      SCOPED_TRACE(name + " with " + system);
+      Json messages = Json::array();
+      if (!system.empty()) messages.push_back({{"role", "system"}, {"content", system}});
+      messages.push_back({{"role", "user"}, {"content", "2+2?"}});
+      messages.push_back({{"role", "assistant"}, {"content", "4"}});
+      const auto dataset = parse_chat(Json{{"messages", messages}}.dump(), known,
+                                      {.context = 200, .chat_template = name}, "f");
+      const Batch batch = dataset->get_batch(torch::tensor({0}));
+      const ChatPrompt prompt = chat_prompt("2+2?", system, name, known);
+      const auto count = static_cast<int64_t>(prompt.ids.size());
+      EXPECT_TRUE(batch.data[0].narrow(0, 0, count).equal(torch::tensor(prompt.ids)));
+      EXPECT_EQ((batch.target[0] != -100).nonzero()[0].item<int64_t>(), count - 1) << "the answer follows";
+      EXPECT_THAT(prompt.stop_tokens, ElementsAre(*known.id_of(end)));
+    }
 }
 
 TEST(Chat, OnlyAnswersHaveTargets) {

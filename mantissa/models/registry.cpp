@@ -51,7 +51,8 @@ std::shared_ptr<TensorModule> make_llama(const ModelInput& input) {
                                                   .num_hidden_layers = 4,
                                                   .num_attention_heads = 4,
                                                   .num_key_value_heads = 2,
-                                                  .max_position_embeddings = input.context});
+                                                  .max_position_embeddings = input.context,
+                                                  .eos_token_id = {}});  // bytes have no end
 }
 
 template <typename Model, typename Options>
@@ -64,7 +65,7 @@ ModelEntry entry_of_options(const std::string& name, const std::string& summary,
                       "; give a model that is large enough, or other data");
     return std::make_shared<Model>(options);
   };
-  return {name, summary, InputKind::kTokens, make};
+  return {name, summary, InputKind::kTokens, make, vocabulary};
 }
 
 /// Returns the row of a model whose config.json is `path`, or in the folder `path`.
@@ -173,6 +174,10 @@ const std::vector<ModelEntry>& public_models() {
           entry_of_vit(torchvision, size + " with torchvision's names", options, VitNames::kTorchvision));
       all.push_back(entry_of_vit(timm, size + " with timm's names", options, VitNames::kTimm));
     };
+    all.push_back(entry_of_vit("vit_tiny_patch16_224", "ViT-Ti/16 with timm's names", vit_ti_16_options(),
+                               VitNames::kTimm));
+    all.push_back(entry_of_vit("vit_small_patch16_224", "ViT-S/16 with timm's names", vit_s_16_options(),
+                               VitNames::kTimm));
     add_vit("vit_b_16", "vit_base_patch16_224", "ViT-B/16", vit_b_16_options());
     add_vit("vit_l_16", "vit_large_patch16_224", "ViT-L/16", vit_l_16_options());
     return all;

@@ -38,6 +38,8 @@ struct ModelEntry {
   /// Empty if the model does not say what it reads.
   std::optional<InputKind> input;
   std::function<std::shared_ptr<TensorModule>(const ModelInput&)> make;
+  /// The number of token ids of a model that has one of its own, whatever its data.
+  std::optional<int64_t> vocabulary = {};
 
   bool reads(InputKind kind) const { return !input || *input == kind; }
 };
@@ -46,7 +48,7 @@ struct ModelEntry {
 /// models. It also knows those of public_models().
 const std::vector<ModelEntry>& models();
 
-/// Returns the models of public sizes that make_model() knows: GPT-2's (gpt2_sizes()), resnet18 and resnet50, and two Vision
+/// Returns the models of public sizes that make_model() knows: GPT-2's (gpt2_sizes()), resnet18 and resnet50, and Vision
 /// Transformers by their names in torchvision and in timm, which their files have. Making one can take seconds and more than a GiB.
 const std::vector<ModelEntry>& public_models();
 

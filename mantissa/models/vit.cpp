@@ -50,6 +50,10 @@ void xavier_uniform(const at::Tensor& weight) {
 
 }  // namespace
 
+VitOptions vit_ti_16_options() { return {.num_heads = 3, .hidden_dim = 192, .mlp_dim = 768}; }
+
+VitOptions vit_s_16_options() { return {.num_heads = 6, .hidden_dim = 384, .mlp_dim = 1536}; }
+
 VitOptions vit_b_16_options() { return {}; }
 
 VitOptions vit_l_16_options() {

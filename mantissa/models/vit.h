@@ -38,7 +38,9 @@ struct VitOptions {
   VitNames names = VitNames::kTorchvision;
 };
 
-/// The options of ViT-B/16 (86.6 million parameters) and ViT-L/16 (304.3).
+/// The options of ViT-Ti/16 (5.7 million parameters), ViT-S/16 (22.1), ViT-B/16 (86.6) and ViT-L/16 (304.3).
+VitOptions vit_ti_16_options();
+VitOptions vit_s_16_options();
 VitOptions vit_b_16_options();
 VitOptions vit_l_16_options();
 

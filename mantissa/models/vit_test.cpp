@@ -40,6 +40,8 @@ TEST(Vit, PublicSizesHaveTheirNumbersOfParameters) {
     return o.num_layers * block + (patch + side * side + 5) * o.hidden_dim +
            (o.hidden_dim + 1) * o.num_classes;
   };
+  EXPECT_EQ(count(vit_ti_16_options()), 5717416);
+  EXPECT_EQ(count(vit_s_16_options()), 22050664);
   EXPECT_EQ(count(vit_b_16_options()), 86567656);
   EXPECT_EQ(count(vit_l_16_options()), 304326632);
   int64_t own = 0;

@@ -121,6 +121,8 @@ def test_files_with_the_other_names(tmp_path, runner, peer, other):
 
 
 @pytest.mark.parametrize(("name", "make"), [
+    ("vit_tiny_patch16_224", lambda: timm.create_model("vit_tiny_patch16_224", img_size=32)),
+    ("vit_small_patch16_224", lambda: timm.create_model("vit_small_patch16_224", img_size=32)),
     ("vit_b_16", lambda: torchvision.models.vit_b_16(image_size=32)),
     ("vit_base_patch16_224", lambda: timm.create_model("vit_base_patch16_224", img_size=32)),
 ])
