@@ -19,7 +19,17 @@ struct FitOptions;
 struct Option;
 
 /// In the order of `fit --help`.
-enum class Group { kData, kImages, kModel, kPrecision, kOptimizer, kSchedule, kLimits, kLogging, kCheckpoints };
+enum class Group {
+  kData,
+  kImages,
+  kModel,
+  kPrecision,
+  kOptimizer,
+  kSchedule,
+  kLimits,
+  kLogging,
+  kCheckpoints
+};
 const char* group_name(Group group);
 
 /// The member that receives an option's value, and thereby the type of the value.

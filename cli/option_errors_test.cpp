@@ -14,7 +14,10 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--model convnett"), 2, {"'convnett'", "did you mean 'convnet'?"});
   expect_error(fit("--model gpt-tiny"), 2, {"gpt-tiny", "--data text:FILE"});
   expect_error(fit("--model gpt-tiny --data digits"), 2, {"cannot read", "mlp, convnet, resnet-tiny"});
-  expect_error(fit("--data numbers"), 2, {"'numbers'", "digits, idx:DIR, text:FILE or tokens:FILE"});
+  expect_error(fit("--data numbers"), 2,
+               {"'numbers'",
+                "digits, idx:DIR, cifar10:DIR, cifar100:DIR, images:DIR, npy:DIR, csv:FILE, text:FILE, "
+                "tokens:FILE or chat:FILE"});
   expect_error(fit("--data idx:"), 2, {"'idx:'"});
   expect_error(fit("--optimizer adamx"), 2, {"'adamx'", "sgd, adamw"});
   expect_error(fit("--batch-size 0"), 2, {"--batch-size 0", "at least 1"});

@@ -5,9 +5,9 @@
 namespace mantissa::cli {
 
 const std::vector<DataKind>& data_kinds() {
-  static const std::vector<DataKind> kinds = {digits_kind(),   idx_kind(),    cifar10_kind(),
-                                              cifar100_kind(), images_kind(), npy_kind(),
-                                              csv_kind(),      text_kind(),   tokens_kind(), chat_kind()};
+  static const std::vector<DataKind> kinds = {digits_kind(), idx_kind(), cifar10_kind(), cifar100_kind(),
+                                              images_kind(), npy_kind(), csv_kind(),     text_kind(),
+                                              tokens_kind(), chat_kind()};
   return kinds;
 }
 

@@ -70,8 +70,9 @@ std::vector<Option> data_options() {
        .group = kGroup,
        .to = to(&FitOptions::tokenizer),
        .default_value = "",
-       .help = "chat: and text: data: tokenizer.json, vocab.json beside merges.txt, or a folder that has either; "
-               "without one, a text is its bytes",
+       .help =
+           "chat: and text: data: tokenizer.json, vocab.json beside merges.txt, or a folder that has either; "
+           "without one, a text is its bytes",
        .may_be_empty = true,
        .known_as = {"tokenizer_path", "tokenizer_name"}},
       {.name = "chat_template",

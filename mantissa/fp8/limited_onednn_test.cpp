@@ -15,8 +15,8 @@ class LimitedOneDnn final : public testing::Environment {
   }
 };
 
-[[maybe_unused]] const testing::Environment* const environment =
-    testing::AddGlobalTestEnvironment(new LimitedOneDnn);  // NOLINT(cppcoreguidelines-owning-memory): gtest owns it
+[[maybe_unused]] const testing::Environment* const environment = testing::AddGlobalTestEnvironment(
+    new LimitedOneDnn);  // NOLINT(cppcoreguidelines-owning-memory): gtest owns it
 
 }  // namespace
 }  // namespace mantissa
