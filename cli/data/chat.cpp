@@ -14,18 +14,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Tokenizer tokenizer_of(const FitOptions& o) {
+Tokenizer chat_tokenizer(const FitOptions& o) {
   TORCH_CHECK_VALUE(!o.tokenizer.empty(), "--data ", o.data,
                     " needs a tokenizer; give --tokenizer with the folder of the model");
   return load_tokenizer(o.tokenizer);
 }
 
-ModelInput input_of(const Tokenizer& tokenizer, const FitOptions& o) {
+ModelInput chat_input(const Tokenizer& tokenizer, const FitOptions& o) {
   return {.kind = InputKind::kTokens, .vocabulary = tokenizer.vocabulary_size(), .context = o.context};
 }
 
-std::shared_ptr<const ChatDataset> read(const fs::path& path, const Tokenizer& tokenizer,
-                                        const FitOptions& o) {
+std::shared_ptr<const ChatDataset> read_conversations(const fs::path& path, const Tokenizer& tokenizer,
+                                                      const FitOptions& o) {
   auto dataset = read_chat(path, tokenizer, {.context = o.context, .chat_template = o.chat_template});
   const int64_t all = dataset->size() + dataset->dropped();
   if (dataset->cut() > 0)
@@ -37,28 +37,29 @@ std::shared_ptr<const ChatDataset> read(const fs::path& path, const Tokenizer& t
   return dataset;
 }
 
-Data load(const std::string& name, const FitOptions& o) {
-  const Tokenizer tokenizer = tokenizer_of(o);
+Data load_chat(const std::string& name, const FitOptions& o) {
+  const Tokenizer tokenizer = chat_tokenizer(o);
   const fs::path path = name;
   std::error_code ignored;
-  Data data{.name = "chat", .train = nullptr, .val = nullptr, .input = input_of(tokenizer, o)};
+  Data data{.name = "chat", .train = nullptr, .val = nullptr, .input = chat_input(tokenizer, o)};
   if (!fs::is_directory(path, ignored)) {
-    data.train = read(path, tokenizer, o);
+    data.train = read_conversations(path, tokenizer, o);
     return data;
   }
-  data.train = read(path / "train.jsonl", tokenizer, o);
-  data.val = read(path / "val.jsonl", tokenizer, o);
+  data.train = read_conversations(path / "train.jsonl", tokenizer, o);
+  data.val = read_conversations(path / "val.jsonl", tokenizer, o);
   return data;
 }
 
-Data load_all(const std::string& name, const FitOptions& o) {
-  const Tokenizer tokenizer = tokenizer_of(o);
+Data load_all_chat(const std::string& name, const FitOptions& o) {
+  const Tokenizer tokenizer = chat_tokenizer(o);
   const fs::path path = name;
   std::error_code ignored;
-  return {.name = "chat",
-          .train = nullptr,
-          .val = read(fs::is_directory(path, ignored) ? path / "val.jsonl" : path, tokenizer, o),
-          .input = input_of(tokenizer, o)};
+  return {
+      .name = "chat",
+      .train = nullptr,
+      .val = read_conversations(fs::is_directory(path, ignored) ? path / "val.jsonl" : path, tokenizer, o),
+      .input = chat_input(tokenizer, o)};
 }
 
 }  // namespace
@@ -68,9 +69,9 @@ DataKind chat_kind() {
           .argument = "FILE",
           .help = "conversations as JSON lines",
           .input = InputKind::kTokens,
-          .load = &load,
-          .load_all = &load_all,
-          .token_input = [](const FitOptions& o) { return input_of(tokenizer_of(o), o); }};
+          .load = &load_chat,
+          .load_all = &load_all_chat,
+          .token_input = [](const FitOptions& o) { return chat_input(chat_tokenizer(o), o); }};
 }
 
 }  // namespace mantissa::cli

@@ -53,7 +53,7 @@ std::shared_ptr<const Dataset> dataset(const Part& part) {
   return std::make_shared<TensorDataset>(part.data, part.target);
 }
 
-Data load(const std::string& path, const FitOptions& /*o*/) {
+Data load_arrays(const std::string& path, const FitOptions& /*o*/) {
   const fs::path folder = path;
   std::error_code ignored;
   const bool has_parts = fs::exists(folder / "train_data.npy", ignored);
@@ -84,7 +84,7 @@ DataKind npy_kind() {
           .argument = "DIR",
           .help = "arrays of NumPy: data.npy and target.npy",
           .input = InputKind::kImages,
-          .load = &load};
+          .load = &load_arrays};
 }
 
 }  // namespace mantissa::cli

@@ -26,7 +26,7 @@ struct Text {
   ModelInput input;
 };
 
-std::optional<Tokenizer> tokenizer_of(const FitOptions& o) {
+std::optional<Tokenizer> text_tokenizer(const FitOptions& o) {
   return o.tokenizer.empty() ? std::nullopt : std::optional(load_tokenizer(o.tokenizer));
 }
 
@@ -38,7 +38,7 @@ ModelInput text_input(const std::optional<Tokenizer>& tokenizer, const FitOption
 
 Text read_text(const std::string& path, const FitOptions& o) {
   const at::Tensor bytes = load_text(path);
-  const std::optional<Tokenizer> tokenizer = tokenizer_of(o);
+  const std::optional<Tokenizer> tokenizer = text_tokenizer(o);
   if (!tokenizer) return {bytes, "bytes", text_input(tokenizer, o)};
   const std::string_view text(static_cast<const char*>(bytes.const_data_ptr()),
                               static_cast<size_t>(bytes.numel()));
@@ -80,7 +80,7 @@ DataKind text_kind() {
           .input = InputKind::kTokens,
           .load = &load_split_text,
           .load_all = &load_whole_text,
-          .token_input = [](const FitOptions& o) { return text_input(tokenizer_of(o), o); }};
+          .token_input = [](const FitOptions& o) { return text_input(text_tokenizer(o), o); }};
 }
 
 }  // namespace mantissa::cli

@@ -94,7 +94,7 @@ int64_t count_of(const std::vector<int64_t>& shape, int64_t most) {
 NpyHeader parse_npy_header(std::string_view bytes, int64_t file_size, const std::string& name) {
   TORCH_CHECK_VALUE(bytes.size() >= 10 && bytes.starts_with(kMagic), "'", name,
                     "' is no .npy file; save the array with numpy.save()");
-  const auto version = static_cast<int>(bytes[6]);
+  const auto version = static_cast<int>(static_cast<unsigned char>(bytes[6]));
   TORCH_CHECK_VALUE(version >= 1 && version <= 3, "'", name, "' has version ", version,
                     " of the format, and versions 1 to 3 are known");
   const size_t digits = version == 1 ? 2 : 4, start = 8 + digits;

@@ -145,7 +145,7 @@ Fp8Mixed::Fp8Mixed(at::Device device, Fp8LayerOptions options)
 
 at::Tensor Fp8Mixed::convert_output(const at::Tensor& y) const { return to_default_dtype(y); }
 
-TransformerEngine::TransformerEngine(at::ScalarType dtype, at::Device device, Fp8LayerOptions options,
+TransformerEngine::TransformerEngine(at::ScalarType dtype, at::Device device, const Fp8LayerOptions& options,
                                      TrueDtypeOptions weights)
     : Fp8Mode{device, dtype, with_masters(options, weights, dtype), dtype, named(std::move(weights), dtype)},
       stores_weights_(options.primary_weights) {}

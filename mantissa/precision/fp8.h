@@ -87,7 +87,7 @@ class TransformerEngine final : public Fp8Mode<TrueDtype> {
   /// `dtype`: kBFloat16 or kHalf. `weights`: the options of TrueDtype, without a name.
   /// Errors: c10::ValueError for primary weights without master weights.
   TransformerEngine(at::ScalarType dtype, at::Device device,
-                    Fp8LayerOptions options = {.first_and_last = true}, TrueDtypeOptions weights = {});
+                    const Fp8LayerOptions& options = {.first_and_last = true}, TrueDtypeOptions weights = {});
 
   void convert_module(torch::nn::Module& module) override;
 

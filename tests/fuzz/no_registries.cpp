@@ -1,5 +1,6 @@
-// The parsers need the names and kinds of options, but not the models, modes and optimizers that some options
+// The parsers need the names and kinds of options, but not the models, data, modes and optimizers that some options
 // choose from: these would link every room.
+#include "cli/data/kinds.h"
 #include "cli/option.h"
 #include "mantissa/optim/registry.h"
 
@@ -11,6 +12,11 @@ const std::vector<OptimizerEntry>& optimizers() {
 }
 
 namespace cli {
+
+const std::vector<DataKind>& data_kinds() {
+  static const std::vector<DataKind> none;
+  return none;
+}
 
 std::vector<std::string> registered_names(Registry /*registry*/) { return {"none"}; }
 

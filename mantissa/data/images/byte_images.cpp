@@ -39,7 +39,8 @@ void check(const at::Tensor& images, const at::Tensor& target, const ByteImageOp
 
 }  // namespace
 
-ByteImageDataset::ByteImageDataset(at::Tensor images, at::Tensor target, const ByteImageOptions& options)
+ByteImageDataset::ByteImageDataset(const at::Tensor& images, const at::Tensor& target,
+                                   const ByteImageOptions& options)
     : options_(options) {
   check(images, target, options);
   images_ = images.contiguous();

@@ -30,7 +30,7 @@ struct ByteImageOptions {
 /// Example:  byte_images_test.cpp, ByteImages.AreMovedAndMirrored
 class ByteImageDataset final : public Dataset {
  public:
-  ByteImageDataset(at::Tensor images, at::Tensor target, const ByteImageOptions& options = {});
+  ByteImageDataset(const at::Tensor& images, const at::Tensor& target, const ByteImageOptions& options = {});
 
   int64_t size() const override { return images_.size(0); }
   /// Draws the same random numbers at every call.
