@@ -40,7 +40,8 @@ def images(program, recipe, data, precision):
     rows, _ = fit(program, recipe, "--precision", precision, *options)
     rows = rows if isinstance(rows, list) else [rows]
     for row in rows:
-        print(f"| {row['precision']} | {row['val_accuracy']:.4f} | {row['val_loss']:.4f} | {row['step_ms']:.2f} |")
+        loss = math.nan if row["val_loss"] is None else row["val_loss"]  # JSON has no nan
+        print(f"| {row['precision']} | {row['val_accuracy']:.4f} | {loss:.4f} | {row['step_ms']:.2f} |")
     accuracies = [row["val_accuracy"] for row in rows]
     print(f"lowest {min(accuracies):.4f} (required {REQUIRED[recipe]}), spread {max(accuracies) - min(accuracies):.4f} "
           f"(at most {SPREAD})")

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/run_data.h"
+#include "cli/run_folder.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
 #include "mantissa/core/device.h"
@@ -18,6 +21,24 @@
 namespace mantissa::cli {
 namespace {
 
+/// Counts the samples that it evaluates: images that cannot be decoded may have been left out.
+class CountsSamples final : public ClassificationTask {
+ public:
+  explicit CountsSamples(ClassificationTask task) : ClassificationTask(std::move(task)) {}
+  void validation_step(const Batch& batch, int64_t index) override {
+    samples_ += batch.data.size(0);
+    ClassificationTask::validation_step(batch, index);
+  }
+  void test_step(const Batch& batch, int64_t index) override {
+    samples_ += batch.data.size(0);
+    ClassificationTask::test_step(batch, index);
+  }
+  int64_t samples() const { return samples_; }
+
+ private:
+  int64_t samples_ = 0;
+};
+
 struct EvaluateCommand {
   TrainedModelCommand run;
   std::string json;
@@ -26,9 +47,10 @@ struct EvaluateCommand {
 void evaluate(const EvaluateCommand& command, bool is_test) {
   check_json(command.json);
   const InterruptScope interrupt;
-  const TrainedModel run = open_trained_model(command.run, /*unsplit=*/is_test);
+  const TrainedModel run = open_trained_model(command.run, is_test ? DataUse::kTest : DataUse::kValidation);
   const FitOptions& o = run.options;
-  ClassificationTask task = make_task(o, run.model, /*steps=*/1);
+  check_is_no_input(command.json, inputs_of(o));
+  CountsSamples task(make_task(o, run.model, /*steps=*/1));
   const auto loader = val_loader(o, run.data);
   Trainer trainer(evaluation_options(run));
   const Metrics metrics = with_memory_cure(
@@ -40,12 +62,12 @@ void evaluate(const EvaluateCommand& command, bool is_test) {
             {"device", trainer.device().str()},
             {"model", o.model},
             {"data", o.data},
-            {"samples", run.data.val->size()},
+            {"samples", task.samples()},
             {"peak_memory_bytes", peak},
             {"weights", run.weights.string()}};
   for (const auto& [name, value] : metrics) json[name] = value;
   std::string table = fmt::format("{} of {} in {}, {} samples of {}\n", o.model, run.weights.string(),
-                                  trainer.precision().name(), run.data.val->size(), o.data);
+                                  trainer.precision().name(), task.samples(), o.data);
   for (const auto& [name, value] : metrics) table += fmt::format("{:<13} {}\n", name, format_metric(value));
   table += fmt::format("{:<13} {} MiB\n", "peak memory", peak >> 20);
   std::fputs(table.c_str(), command.json == "-" ? stderr : stdout);

@@ -12,6 +12,8 @@
 #include "cli/fit_flags.h"
 #include "cli/plan.h"
 #include "cli/resolve.h"
+#include "cli/run_data.h"
+#include "cli/run_folder.h"
 #include "cli/train_run.h"
 #include "cli/without_effect.h"
 #include "mantissa/trainer/loop/interrupt.h"
@@ -37,6 +39,7 @@ void fit(const FitCommand& command) {
   }
   const bool all = o.precision() == "all";
   check_json(command.json, o.output);
+  check_is_no_input(command.json, inputs_of(o));
   const InterruptScope interrupt;
   // If the JSON goes to standard output, the table goes to standard error, as the table of results does.
   std::FILE* const to = command.json == "-" ? stderr : stdout;

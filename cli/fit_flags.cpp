@@ -91,7 +91,7 @@ bool takes(FlagsOf commands, const Option& option) {
     case FlagsOf::kTrained:
       return option.in_trained;
     case FlagsOf::kGenerate:
-      return option.in_trained && option.name != "data";
+      return option.in_trained && option.name != "data" && option.name != "tokenizer";  // it has its own
   }
   return false;
 }

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/data_names.h"
 #include "cli/image_options.h"
 #include "cli/option_values.h"
 #include "mantissa/data/loader.h"
@@ -54,6 +55,9 @@ struct FitOptions {
   std::vector<std::string> loggers, callbacks;
   std::vector<std::string> fallback;  ///< the modes after precision(), by their canonical names
   DivergenceMonitorOptions divergence;
+  /// What the run whose model reads the data calls its classes and columns; empty for a new run. These are no options.
+  DataNames names;
+  bool reads_labels = true;                                      ///< false for predictions, which need none
   int64_t precision_every_n_steps = 0, error_every_n_steps = 0;  ///< of PrecisionMonitor; 0: unset
 
   /// The mode's canonical name, or "all".

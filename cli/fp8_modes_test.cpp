@@ -127,9 +127,11 @@ TEST_F(Fp8Runs, ModesListsThemAsEmulated) {
   const std::string out = run("modes").out;
   const size_t row = out.find("\nfp8-mixed ");
   ASSERT_NE(row, std::string::npos) << out;
-  EXPECT_THAT(out.substr(row, 400),
-              AllOf(HasSubstr("cpu   emulated     FP8 codes are multiplied in float32; a step takes "),
-                    HasSubstr("cuda  unavailable")));
+  EXPECT_THAT(
+      out.substr(row, 400),
+      AllOf(HasSubstr(
+                "cpu   emulated     FP8 codes are multiplied exactly and summed in float32; a step takes "),
+            HasSubstr("cuda  unavailable")));
 }
 
 TEST_F(Fp8Runs, F8_31_AKilledRunIsResumedBitForBit) {
@@ -223,6 +225,42 @@ TEST_F(Fp8Runs, WeightsThatAreStoredInFp8AreResumedValidatedAndRestored) {
   EXPECT_THAT(there.err, HasSubstr("3 weights are restored from 4 or 8 bits"));
   expect_error(fit("--precision fp8-mixed --fp8-primary-weights true --output none"), 2,
                {"--fp8-primary-weights true", "transformer-engine"});
+}
+
+TEST_F(Fp8Runs, WeightsThatAreStoredInFp8FitEveryRecipeAndMonitor) {
+  const std::string words =
+      "--model mlp --precision transformer-engine --fp8-primary-weights true --lr-schedule constant "
+      "--max-steps "
+      "30 ";
+  const auto loss = [&](const std::string& text) {
+    return nlohmann::json::parse(text)["val_loss"].get<double>();
+  };
+  for (const std::string recipe : {"Float8CurrentScaling", "Float8BlockScaling"}) {
+    ASSERT_EQ(fit(words + "--recipe DelayedScaling,amax_history_len=8 --output run").status, 0);
+    std::string config = read(folder_ / "run/config.yaml");
+    const size_t begin = config.find("recipe:"), end = config.find('\n', config.find("amax_history_len"));
+    config.replace(begin, end - begin, "recipe: " + recipe);
+    write("run/config.yaml", config);
+    const double before = loss(read(folder_ / "run/result.json"));
+    const Outcome resumed = run("resume run --quiet --max-steps 32 --json -");
+    ASSERT_EQ(resumed.status, 0) << recipe << ": " << resumed.err;
+    EXPECT_THAT(resumed.err, HasSubstr("warning"));
+    EXPECT_NEAR(loss(resumed.out), before, 0.2 * before) << recipe;
+    fs::remove_all(folder_ / "run");
+  }
+  const Outcome watched = fit(words + "--fallback bf16-mixed --output watched");
+  EXPECT_EQ(watched.status, 0) << watched.err;
+}
+
+TEST_F(Fp8Runs, AnotherModeInFp8KeepsTheRecipe) {
+  ASSERT_EQ(
+      fit("--model mlp --precision fp8-mixed --recipe Float8BlockScaling --max-steps 4 --output run").status,
+      0);
+  const Outcome resumed = run("resume run --quiet --precision transformer-engine --max-steps 6");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("recipe: Float8BlockScaling"));
+  ASSERT_EQ(run("resume run --quiet --precision bf16-mixed --max-steps 8").status, 0);
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), Not(HasSubstr("recipe: Float8BlockScaling")));
 }
 
 TEST_F(Fp8Runs, WithoutTrainedScalesValidateSaysSo) {

@@ -19,12 +19,12 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/number_flag.h"
 #include "cli/prompt.h"
 #include "cli/run_folder.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
 #include "mantissa/core/device.h"
-#include "mantissa/core/parse_number.h"
 #include "mantissa/data/chat.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/data/tokenizers/tokenizer.h"
@@ -78,7 +78,11 @@ std::optional<Tokenizer> find_tokenizer(const GenerateCommand& c) {
   const std::filesystem::path folder = c.model.folder;
   if (std::filesystem::exists(folder / "config.yaml")) {
     const std::string used = option_of_run(c, "tokenizer");
-    return used.empty() ? std::nullopt : std::optional(load_tokenizer(used));
+    if (used.empty()) return std::nullopt;
+    TORCH_CHECK_VALUE(std::filesystem::exists(used), "the run in '", c.model.folder,
+                      "' reads text with the tokenizer '", used,
+                      "', which is not there; give its place now as --tokenizer");
+    return load_tokenizer(used);
   }
   TORCH_CHECK_VALUE(
       std::filesystem::exists(folder / "tokenizer.json") || std::filesystem::exists(folder / "vocab.json"),
@@ -152,6 +156,11 @@ Json to_json(const TrainedModel& run, const Trainer& trainer, const at::Tensor& 
 
 void run_generate(const GenerateCommand& c) {
   check_json(c.json);
+  TORCH_CHECK_VALUE(std::filesystem::exists(c.model.folder), "'", c.model.folder,
+                    "' does not exist; give a run's folder, or one with config.json and weights");
+  // check_json() knows the files of a run, beside which others may lie.
+  const bool is_run = std::filesystem::exists(std::filesystem::path(c.model.folder) / "config.yaml");
+  check_is_no_input(c.json, {is_run ? "" : c.model.folder, c.tokenizer.value_or("")});
   GenerateOptions options = parse(c);
   Prompt prompt = read_prompt(c);
   const InterruptScope interrupt;
@@ -194,14 +203,6 @@ void run_generate(const GenerateCommand& c) {
       fmt::format("{} prompt tokens in {:.3g} s, then {} tokens in {:.3g} s, {:.4g} a second; ended by {}\n",
                   prompt.tokens.size(1), made.prompt_seconds, made.tokens.size(1) - 1, made.seconds,
                   made.tokens_per_second(), generate_end_name(made.end)));
-}
-
-template <typename Number>
-void add_number(CLI::App& sub, const char* flag, Number& to, const char* word, const std::string& help) {
-  sub.add_option_function<std::string>(
-         flag, [&to](const std::string& text) { to = *parse_number<Number>(text).value; }, help)
-      ->check([](const std::string& text) { return parse_number<Number>(text).problem; }, "")
-      ->option_text(word);
 }
 
 void add_text(CLI::App& sub, const char* flag, std::optional<std::string>& to, const char* word,

@@ -55,6 +55,33 @@ TEST_F(Images, AFolderTrainsAndIsEvaluated) {
   EXPECT_EQ(std::count(predicted.out.begin(), predicted.out.end(), '\n'), 13) << "a header and 12 images";
 }
 
+TEST_F(Images, OtherFoldersHaveTheNumbersOfTheRun) {
+  ASSERT_EQ(train("--data images:photos --max-epochs 12 --lr 0.05 --output run").status, 0);
+  EXPECT_EQ(json::parse(read(folder_ / "run/data.json"))["classes"],
+            (std::vector<std::string>{"dark", "light"}));
+  fs::create_directories(folder_ / "few");
+  fs::rename(folder_ / "photos/val/light", folder_ / "few/light");
+  const Outcome tested = run("test run --quiet --json - --data images:few");
+  ASSERT_EQ(tested.status, 0) << tested.err;
+  EXPECT_EQ(json::parse(tested.out)["test_accuracy"], 1) << "light is class 1, although it is alone";
+  fs::rename(folder_ / "few/light", folder_ / "few/anything");
+  expect_error(run("test run --quiet --data images:few"), 1,
+               {"the class 'anything', which is none of the 2"});
+  const Outcome predicted = run("predict run --quiet --data images:few");
+  ASSERT_EQ(predicted.status, 0) << predicted.err;
+  EXPECT_THAT(predicted.out,
+              testing::MatchesRegex(
+                  "index,class,probability,name,file\n(.,1,[0-9.]+,light,few/anything/.\\.jpg\n)+"));
+  write("few/anything/1.jpg", "this is no image");
+  const Outcome skipped = run("predict run --quiet --data images:few --corrupt-images skip");
+  ASSERT_EQ(skipped.status, 0) << skipped.err;
+  EXPECT_THAT(skipped.out,
+              AllOf(HasSubstr("\n0,1,"), Not(HasSubstr("\n1,")), HasSubstr("\n2,1,"), HasSubstr("/2.jpg\n")))
+      << "an image keeps its number where another is left out";
+  expect_error(run("predict run --data images:few --output few/anything/0.jpg"), 2,
+               {"a file of the input 'few'"});
+}
+
 TEST_F(Images, WithoutASplitAPartIsHeldOut) {
   const Outcome trained = train("--data images:photos/train --val-fraction 0.25 --max-steps 1 --output run");
   ASSERT_EQ(trained.status, 0) << trained.err;
@@ -114,6 +141,9 @@ TEST_F(Images, ABadImageIsNamedAndSkippedIfAsked) {
   EXPECT_THAT(skipped.err, HasSubstr("text.jpg"));
   const Outcome packed = run("pack photos/train -o photos.pack --skip-corrupt --json -");
   EXPECT_EQ(packed.status, 0) << packed.err;
+  expect_error(run("pack photos/train -o photos.pack --skip-corrupt"), 1, {"already exists", "--overwrite"});
+  expect_error(run("pack photos/train -o photos/train/dark/0.jpg --overwrite"), 2, {"a file of the input"});
+  expect_error(run("pack photos -o other.pack"), 1, {"has the parts train and val"});
   EXPECT_THAT(packed.err, HasSubstr("text.jpg"));
   EXPECT_EQ(json::parse(packed.out)["skipped"], 1);
 }
@@ -126,7 +156,7 @@ TEST_F(Images, FoldersThatDoNotFitAreRefused) {
   fs::remove_all(folder_ / "photos/val/grey");
   fs::rename(folder_ / "grey", folder_ / "photos/val/grey");
   expect_error(train("--data images:photos --max-steps 1 --output run"), 1,
-               {"train has the classes dark, light", "val has dark, grey, light"});
+               {"the class 'grey' is in one of train and val alone"});
   fs::remove_all(folder_ / "photos/val");
   expect_error(train("--data images:photos --max-steps 1 --output run"), 1, {"a part train, but no val"});
   expect_error(train("--data images:none --max-steps 1 --output run"), 1, {"none"});

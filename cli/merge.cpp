@@ -133,8 +133,7 @@ std::string config_beside(const std::string& output) {
 
 void check_output(const std::string& file, bool overwrite) {
   std::error_code error;
-  TORCH_CHECK(overwrite || !std::filesystem::exists(std::filesystem::symlink_status(file, error)), "'", file,
-              "' already exists; choose another place, or give --overwrite");
+  check_is_new(file, overwrite);
   check_writable(file);
 }
 
@@ -144,7 +143,7 @@ void merge(const MergeCommand& command) {
   const std::string config = config_beside(command.output);
   check_output(command.output, command.overwrite);
   if (!config.empty()) check_output(config, command.overwrite);
-  TrainedModel run = open_trained_model(command.run, /*unsplit=*/false);
+  TrainedModel run = open_trained_model(command.run, DataUse::kValidation);
   if (!run.adapter && has_adapter(run.options))
     throw UsageError("--weights " + run.options.weights +
                      " has no adapter, so there is nothing to merge; leave it out for the run's own weights");

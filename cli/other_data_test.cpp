@@ -1,4 +1,6 @@
 // Tests of a trained model with data other than its run's.
+#include <array>
+
 #include <nlohmann/json.hpp>
 
 #include "cli/test_support_internal.h"
@@ -7,6 +9,7 @@ namespace mantissa::cli::other_data_test {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 class OtherData : public Program {
  protected:
@@ -53,9 +56,10 @@ TEST_F(OtherData, LabelsThatTheModelDoesNotKnowAreRefused) {
   write_images("many", kMany, 4, 4);
   ASSERT_EQ(train("--data idx:few --classes 5 --model mlp").status, 0);
   ASSERT_EQ(run("test run --quiet --data idx:few").status, 0);
-  for (const char* command : {"test", "predict"})
+  for (const char* command : {"test", "validate"})
     expect_error(run(std::string(command) + " run --quiet --data idx:many"), 1,
-                 {"--data idx:many has the label 199", "the run's model has 5 classes, 0 to 4"});
+                 {"--data idx:many has the label ", "the run's model has 5 classes, 0 to 4"});
+  EXPECT_EQ(run("predict run --quiet --data idx:many").status, 0) << "no label is read";
 }
 
 TEST_F(OtherData, ImagesOfAnotherSizeAreRefusedUnlessTheModelReadsAny) {
@@ -95,6 +99,60 @@ TEST_F(OtherData, ATableTrainsAndIsEvaluated) {
   expect_error(fit("--data csv:bad.csv --output other"), 1, {"bad.csv', line 62, column 'height': 'x'"});
 }
 
+TEST_F(OtherData, ClassesAndColumnsOfATableAreFoundByTheirNames) {
+  std::string table = "width,height,kind\n";
+  for (int i = 0; i < 60; ++i)
+    table += std::to_string(i % 3) + "," + std::to_string(i % 5) + "," +
+             std::array{"ash", "elm", "\"oak, red\""}[static_cast<size_t>(i % 3)] + "\n";
+  write("trees.csv", table);
+  const std::string words =
+      "--data csv:trees.csv --model mlp --precision 32-true --max-epochs 30 --batch-size 8 --lr 0.01 "
+      "--output run";
+  const Outcome trained = fit(words);
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  // The first class is missing, the columns have another order, and there is one more.
+  write("others.csv", "kind,height,id,width\n\"oak, red\",3,x,2\nelm,1,y,1\n\"oak, red\",2,z,2\n");
+  const Outcome tested = run("test run --quiet --json - --data csv:others.csv");
+  ASSERT_EQ(tested.status, 0) << tested.err;
+  EXPECT_EQ(json::parse(tested.out)["test_accuracy"], 1);
+  write("new.csv", "height,width\n3,2\n1,1\n4,0\n");
+  const Outcome predicted = run("predict run --quiet --data csv:new.csv");
+  ASSERT_EQ(predicted.status, 0) << predicted.err;
+  EXPECT_THAT(predicted.out, testing::MatchesRegex("index,class,probability,name\n0,2,[0-9.]+,\"oak, red\"\n"
+                                                   "1,1,[0-9.]+,elm\n2,0,[0-9.]+,ash\n"));
+  expect_error(run("test run --quiet --data csv:new.csv"), 1, {"'new.csv' has no column 'kind'"});
+  write("bad.csv", "width,height,kind\n1,1,elms\n");
+  expect_error(run("test run --quiet --data csv:bad.csv"), 1,
+               {"'bad.csv' has the class 'elms', which is none of the 3 classes", "did you mean 'elm'?"});
+  // A run is continued with its own numbers, although its first class is gone.
+  const size_t header = table.find('\n') + 1;
+  std::string without = table.substr(0, header);
+  for (size_t begin = header; begin < table.size(); begin = table.find('\n', begin) + 1) {
+    const std::string line = table.substr(begin, table.find('\n', begin) + 1 - begin);
+    if (line.find("ash") == std::string::npos) without += line;
+  }
+  write("trees.csv", without);
+  const Outcome resumed = run("resume run --quiet --max-epochs 31 --json -");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_EQ(json::parse(resumed.out)["val_accuracy"], 1);
+  const std::string names = read(folder_ / "run/data.json");
+  for (const char* const bad : {"", "[]", "{}", R"({"classes": []})", R"({"classes": ["a", "a"]})",
+                                R"({"classes": 3})", R"({"classes": ["a"], "columns": ["b"]})"}) {
+    write("run/data.json", bad);
+    expect_error(run("test run --quiet"), 1, {"data.json' is damaged"});
+  }
+  fs::remove(folder_ / "run/data.json");
+  const Outcome unnamed = run("test run --quiet --data csv:trees.csv");
+  EXPECT_THAT(unnamed.err, testing::HasSubstr("has no data.json"))
+      << "another table could be numbered otherwise";
+}
+
+TEST_F(OtherData, TooFewSamplesToHoldSomeOutNameTheData) {
+  write("one.csv", "a,b\n1,x\n");
+  expect_error(fit("--data csv:one.csv --model mlp --output run"), 1,
+               {"--data csv:one.csv: holding out 0.2 of 1"});
+}
+
 /// Returns a file of numpy.save() with values of one byte, or of 8.
 std::string npy(const std::string& descr, const std::string& shape, const std::string& values) {
   const std::string header = "{'descr': '" + descr + "', 'fortran_order': False, 'shape': " + shape + ", }\n";
@@ -121,6 +179,17 @@ TEST_F(OtherData, ArraysOfNumpyTrainAndAreEvaluated) {
   }
   ASSERT_EQ(fit("--data npy:split " + words + "other").status, 0);
   EXPECT_EQ(nlohmann::json::parse(run("validate other --quiet --json -").out)["samples"], 20);
+  write("split/val_data.npy", npy("|i1", "(20, 6, 5)", pixels));
+  expect_error(fit("--data npy:split " + words + "third"), 1,
+               {"bytes are divided by 255", "save both alike"});
+  fs::remove(folder_ / "all/target.npy");
+  const Outcome predicted = run("predict run --quiet --data npy:all");
+  EXPECT_EQ(predicted.status, 0) << predicted.err;
+  EXPECT_EQ(std::count(predicted.out.begin(), predicted.out.end(), '\n'), 21) << "no target is needed";
+  write("all/data.npy", npy("|i1", "(20, 6, 5)", pixels));
+  expect_error(run("predict run --quiet --data npy:all"), 1,
+               {"Char values", "the data of the run has uint8 values"});
+  write("all/data.npy", npy("|u1", "(20, 6, 5)", pixels));
   write("split/val_data.npy", npy("|u1", "(20, 5, 6)", pixels));
   expect_error(fit("--data npy:split " + words + "third"), 1, {"give both the same"});
   write("all/target.npy", npy("<i8", "(19,)", targets.substr(8)));
@@ -128,7 +197,12 @@ TEST_F(OtherData, ArraysOfNumpyTrainAndAreEvaluated) {
   write("all/target.npy", npy("<f8", "(20,)", targets));
   expect_error(fit("--data npy:all " + words + "third"), 1, {"numbers of the classes"});
   fs::remove(folder_ / "all/target.npy");
-  expect_error(fit("--data npy:all " + words + "third"), 1, {"target.npy"});
+  expect_error(fit("--data npy:all " + words + "third"), 1, {"target.npy': no such file"});
+  expect_error(fit("--data npy:all/data.npy " + words + "third"), 1, {"give the folder that has it"});
+  write("nan/data.npy", npy("<f4", "(1, 2)", std::string("\0\0\0\0\0\0\xc0\x7f", 8)));
+  write("nan/target.npy", npy("<i8", "(1,)", std::string(8, '\0')));
+  expect_error(fit("--data npy:nan " + words + "third"), 1,
+               {"nan/data.npy' has nan or inf", "1 of 2 values"});
 }
 
 }  // namespace

@@ -1,7 +1,10 @@
+#include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <fmt/format.h>
 #include <memory>
 #include <string>
+#include <system_error>
 
 #include <c10/util/Exception.h>
 
@@ -10,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/number_flag.h"
 #include "cli/option_parsers.h"
 #include "cli/run_folder.h"
 #include "cli/train_run.h"
@@ -22,12 +26,28 @@ namespace {
 struct PackCommand {
   std::string folder, output, json;
   int64_t shorter_side = 0, quality = 0;
-  bool skips_corrupt = false, quiet = false;
+  bool skips_corrupt = false, overwrite = false, quiet = false;
 };
+
+/// train and val, with folders in them, are the parts of a data set and no classes.
+void check_has_no_parts(const std::filesystem::path& folder) {
+  const auto has_folders = [&](const char* part) {
+    std::error_code ignored;
+    std::filesystem::directory_iterator entries(folder / part, ignored);
+    return std::any_of(begin(entries), end(entries),
+                       [&](const auto& entry) { return entry.is_directory(ignored); });
+  };
+  TORCH_CHECK_VALUE(
+      !has_folders("train") || !has_folders("val"), "'", folder.string(),
+      "' has the parts train and val; pack each by itself, as train.pack and val.pack in one folder");
+}
 
 void run_pack(const PackCommand& c) {
   check_json(c.json);
   check_writable(c.output);
+  for (const std::string& output : {c.output, c.json}) check_is_no_input(output, {c.folder});
+  check_is_new(c.output, c.overwrite);
+  check_has_no_parts(c.folder);
   PackOptions options{.shorter_side = c.shorter_side, .jpeg_quality = c.quality};
   if (c.skips_corrupt) options.skip = [](const std::string& why) { TORCH_WARN(why, "; it is left out"); };
   const ImageFolder folder(c.folder);
@@ -57,15 +77,15 @@ void add_pack(CLI::App& app) {
   sub->add_option("--output,-o", c.output, "the file to write, for --data images:FILE")
       ->required()
       ->option_text("FILE");
-  sub->add_option("--shorter-side", c.shorter_side,
-                  "reduces images whose shorter side has more pixels, for example to 256; 0: keeps the size");
-  sub->add_option(
-      "--quality", c.quality,
-      "1 to 100: stores JPEG of this quality; 0: stores pixels, which are the fastest to read and "
-      "take 3 bytes each");
+  add_number(*sub, "--shorter-side", c.shorter_side, "N",
+             "reduces images whose shorter side has more pixels, for example to 256; 0: keeps the size");
+  add_number(*sub, "--quality", c.quality, "Q",
+             "1 to 100: stores JPEG of this quality; 0: stores pixels, which are the fastest to read and "
+             "take 3 bytes each");
   sub->add_flag("--skip-corrupt", c.skips_corrupt,
                 "leaves out images that cannot be decoded, with a warning; without it, the first one is an "
                 "error");
+  sub->add_flag("--overwrite", c.overwrite, "replace an existing output file");
   add_json_flag(*sub, c.json);
   sub->add_flag("--quiet", c.quiet, "no summary on standard error");
   sub->footer(

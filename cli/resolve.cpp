@@ -207,22 +207,46 @@ void check_optimizer_state(const FitOptions& o) {
   if (has_adapter(o)) return;  // its parameters and their state are float32
   TORCH_CHECK_VALUE(
       o.traits().gradients != Format::kFloat16, "--optimizer ", optimizer.name,
-      " cannot keep its state in fp16, as --precision 16-true, O3 and O2 without master weights would have "
-      "it: its epsilon ",
-      *optimizer.defaults.eps,
+      " cannot keep its state in fp16, as --precision ", o.precision(),
+      " without master weights would have it: its epsilon ", *optimizer.defaults.eps,
       " and small squared gradients are 0 there, so that updates become nan or far too large; choose "
-      "--optimizer fused-adamw --stochastic-rounding, --master-weights true, --optimizer sgd, or --precision "
-      "16-mixed or bf16-true");
+      "--optimizer fused-adamw --stochastic-rounding, --master-weights true, --optimizer sgd, or "
+      "--precision ",
+      canonical_name(o.precision()) == "transformer-engine-float16" ? "transformer-engine or fp8-mixed"
+                                                                    : "16-mixed or bf16-true");
 }
+
+namespace {
+
+/// Whether the mode can use the options of `values`.
+bool takes_options(const std::string& mode, const OptionValues& values) {
+  try {
+    make_precision(mode, at::kCPU, fit_options(complete(values)).trainer.precision_options);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 OptionValues options_of_run(const OptionValues& saved, const OptionValues& flags) {
   OptionValues kept = saved;
   const auto* const before = saved.get_if<std::string>("precision");
   const auto* const now = flags.get_if<std::string>("precision");
   if (!before || !now || *now == "all" || canonical_name(*before) == canonical_name(*now)) return kept;
+  std::vector<std::string> of_the_mode;
   for (const Option& option : options())
-    if (option.to.or_auto && !option.in_resume && !option.in_trained && kept.has(option.name))
+    if (option.to.or_auto && !option.in_resume && !option.in_trained && kept.has(option.name)) {
+      of_the_mode.push_back(option.name);
       kept.set(option.name, "auto");
+    }
+  // Modes that are alike share options, such as the recipe of those in FP8.
+  for (const std::string& option : of_the_mode) {
+    OptionValues with = kept;
+    with.set(option, *saved.find(option));
+    if (takes_options(*now, merge(flags, with))) kept = std::move(with);
+  }
   return kept;
 }
 

@@ -11,7 +11,7 @@ namespace mantissa::cli {
 FitOptions resolve(const OptionValues& given);
 
 /// Returns the options of a saved run for a command on it. If `flags` choose another precision, the options of the
-/// run's own mode that the command does not take are unset: they may have no meaning in the other mode.
+/// run's own mode that the command does not take are kept where the other mode has them, too, and unset otherwise.
 OptionValues options_of_run(const OptionValues& saved, const OptionValues& flags);
 
 /// Returns the options of the run that continues after one with `options` has diverged, in the first of its modes to fall

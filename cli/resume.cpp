@@ -17,6 +17,7 @@
 #include "cli/option.h"
 #include "cli/plan.h"
 #include "cli/resolve.h"
+#include "cli/run_data.h"
 #include "cli/run_folder.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
@@ -90,6 +91,7 @@ void resume(const ResumeCommand& command) {
     check_goes_further(command.flags, folder, result);
   check_loses_nothing(held);
   check_json(command.json);
+  check_is_no_input(command.json, inputs_of(o));
   const InterruptScope interrupt;
   std::FILE* const to = command.json == "-" ? stderr : stdout;
   const Json plan = command.plan ? plan_fit(o, to) : Json();

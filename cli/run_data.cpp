@@ -31,6 +31,17 @@ std::string path_of(const std::string& data) {
   return colon == std::string::npos ? "" : data.substr(colon + 1);
 }
 
+/// Returns the data with the numbers that the classes have in the run of the options.
+Data numbered(Data data, const FitOptions& o) {
+  if (o.names.classes.empty()) return data;
+  for (auto* const part : {&data.train, &data.val})
+    if (*part && o.reads_labels && !data.names.classes.empty())
+      *part = number_as_in(o.names.classes, data.names.classes, *part, o.data);
+  data.input.classes = std::ssize(o.names.classes);
+  data.names = o.names;
+  return data;
+}
+
 }  // namespace
 
 ModelInput token_input(const FitOptions& o) {
@@ -43,18 +54,22 @@ void check_data(const std::string& data) { kind_of(data); }
 
 InputKind input_kind_of(const std::string& data) { return kind_of(data).input; }
 
+std::vector<std::string> inputs_of(const FitOptions& o) {
+  return {path_of(o.data), o.tokenizer, o.weights, o.adapter};
+}
+
 Data load_data(const FitOptions& o) {
   Data data = kind_of(o.data).load(path_of(o.data), o);
-  if (!data.val) std::tie(data.train, data.val) = random_split(data.train, o.val_fraction, o.seed);
-  return data;
+  if (!data.val) std::tie(data.train, data.val) = hold_out(data.train, o);
+  return numbered(std::move(data), o);
 }
 
 Data load_all_data(const FitOptions& o) {
   const DataKind& kind = kind_of(o.data);
-  if (kind.load_all) return kind.load_all(path_of(o.data), o);
+  if (kind.load_all) return numbered(kind.load_all(path_of(o.data), o), o);
   Data data = kind.load(path_of(o.data), o);
   if (!data.val) data.val = data.train;
-  return data;
+  return numbered(std::move(data), o);
 }
 
 std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {

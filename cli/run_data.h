@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/data/kinds.h"
 #include "cli/fit_options.h"
@@ -19,6 +20,9 @@ InputKind input_kind_of(const std::string& data);
 
 /// Returns the input of a model for `--data` that holds tokens. It reads no file of data.
 ModelInput token_input(const FitOptions& options);
+
+/// Returns the files and folders that a command with these options reads, beside the folder of a run.
+std::vector<std::string> inputs_of(const FitOptions& options);
 
 /// Errors: c10::Error that names a missing, truncated or inconsistent file.
 Data load_data(const FitOptions& options);

@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 namespace {
 
 /// The files that show that a folder holds a run.
-constexpr std::array kFiles{"config.yaml", "metrics.csv", "metrics.jsonl", kModelConfig,
-                            kWeights,      kResult,       kFallbacks,      kCheckpoints};
+constexpr std::array kFiles{"config.yaml", "metrics.csv", "metrics.jsonl", kModelConfig, kWeights,
+                            kResult,       kFallbacks,    kCheckpoints,    kDataNames};
 /// A file that a run writes as well, but that is no sign of a run: TensorBoard's folders have it, too.
 constexpr const char* kHparams = "hparams.yaml";
 
@@ -184,6 +184,27 @@ void check_writable(const fs::path& file, const fs::path& run) {
   const std::string reason = cannot_write_in(folder);
   TORCH_CHECK(reason.empty(), file.string(), " cannot be written: folder ", folder.string(), ": ", reason,
               "; name a file in a folder that you may write");
+}
+
+void check_is_no_input(const fs::path& output, const std::vector<std::string>& inputs) {
+  std::error_code error;
+  if (output.empty() || output == "-" || !fs::exists(output, error)) return;
+  const fs::path target = fs::weakly_canonical(output, error);
+  for (const std::string& input : inputs) {
+    if (input.empty()) continue;
+    const fs::path read = fs::weakly_canonical(input, error);
+    const auto end = std::mismatch(read.begin(), read.end(), target.begin(), target.end()).first;
+    if (end == read.end())
+      throw UsageError("'" + output.string() + "' is " +
+                       (read == target ? "the input itself" : "a file of the input '" + input + "'") +
+                       "; choose another place for the output");
+  }
+}
+
+void check_is_new(const fs::path& output, bool overwrite) {
+  std::error_code error;
+  TORCH_CHECK(overwrite || !fs::exists(fs::symlink_status(output, error)), "'", output.string(),
+              "' already exists; choose another place, or give --overwrite");
 }
 
 }  // namespace mantissa::cli

@@ -19,6 +19,8 @@ inline constexpr const char* kModelConfig = "config.json";
 /// end, kResult does not exist, and kWeights contains the weights from before the resume.
 inline constexpr const char* kWeights = "weights.safetensors";
 inline constexpr const char* kResult = "result.json";
+/// What the run calls the classes and columns of its data.
+inline constexpr const char* kDataNames = "data.json";
 /// The changes of mode in a run that has diverged, as they happened.
 inline constexpr const char* kFallbacks = "fallbacks.json";
 
@@ -71,5 +73,14 @@ void check_run_folder(const std::string& wanted);
 /// symbolic link is followed. `run` is the folder that the run is about to make, or empty.
 /// Errors: c10::Error that names the file, the reason and the remedy; UsageError if `file` belongs to a run.
 void check_writable(const std::filesystem::path& file, const std::filesystem::path& run = {});
+
+/// Checks that an output replaces nothing that the command reads: files, and what lies in folders. "" and "-" are no
+/// outputs.
+/// Errors: UsageError that names the output.
+void check_is_no_input(const std::filesystem::path& output, const std::vector<std::string>& inputs);
+
+/// Checks that an output does not exist, unless it may be replaced.
+/// Errors: c10::Error that names it, with the remedy.
+void check_is_new(const std::filesystem::path& output, bool overwrite);
 
 }  // namespace mantissa::cli

@@ -24,7 +24,7 @@ namespace {
 
 struct TokenizeCommand {
   std::string text, tokenizer, output, json;
-  bool has_no_header = false, quiet = false;
+  bool has_no_header = false, overwrite = false, quiet = false;
 };
 
 /// Ids of 16 bits where the vocabulary allows it.
@@ -37,6 +37,8 @@ TokenFormat format_for(const TokenizeCommand& c, int64_t vocabulary) {
 void run_tokenize(const TokenizeCommand& c) {
   check_json(c.json);
   check_writable(c.output);
+  for (const std::string& output : {c.output, c.json}) check_is_no_input(output, {c.text, c.tokenizer});
+  check_is_new(c.output, c.overwrite);
   const Tokenizer tokenizer = load_tokenizer(c.tokenizer);
   const int64_t vocabulary = tokenizer.vocabulary_size();
   TORCH_CHECK_VALUE(!c.has_no_header || vocabulary <= 65536, "--no-header: the ids of ", vocabulary,
@@ -75,6 +77,7 @@ void add_tokenize(CLI::App& app) {
       ->required()
       ->option_text("FILE");
   sub->add_flag("--no-header", c.has_no_header, "writes only the ids, as nanoGPT does");
+  sub->add_flag("--overwrite", c.overwrite, "replace an existing output file");
   add_json_flag(*sub, c.json);
   sub->add_flag("--quiet", c.quiet, "no summary on standard error");
   sub->footer(

@@ -138,15 +138,23 @@ std::optional<int64_t> classes_of(const std::string& model, ModelInput input, co
   return std::nullopt;
 }
 
-void check_labels(const Dataset& data, int64_t classes, const std::string& name) {
+int64_t largest_label(const Dataset& data) {
   constexpr int64_t kPiece = 4096;
+  int64_t largest = 0;
   for (int64_t begin = 0; begin < data.size(); begin += kPiece) {
     const at::Tensor indices = at::arange(begin, std::min(begin + kPiece, data.size()));
-    const auto largest = at::max(data.get_batch(indices).target).item<int64_t>();
-    TORCH_CHECK_VALUE(largest < classes, "--data ", name, " has the label ", largest,
-                      ", but the run's model has ", classes, " classes, 0 to ", classes - 1,
-                      "; give data of those classes");
+    largest = std::max(largest, at::max(data.get_batch(indices).target).item<int64_t>());
   }
+  return largest;
+}
+
+/// Images need not be decoded for their labels if the classes have names.
+void check_labels(const Data& data, int64_t classes, const std::string& name) {
+  const int64_t largest =
+      data.names.classes.empty() ? largest_label(*data.val) : std::ssize(data.names.classes) - 1;
+  TORCH_CHECK_VALUE(largest < classes, "--data ", name, " has the label ", largest,
+                    ", but the run's model has ", classes, " classes, 0 to ", classes - 1,
+                    "; give data of those classes");
 }
 
 std::string pixels(const ModelInput& input) { return fmt::format("{} x {}", input.height, input.width); }
@@ -172,13 +180,13 @@ bool fits(const torch::nn::Module& module, const Shapes& stored) {
 /// Makes a model with as many classes as `weights` have, whatever the data suggests.
 /// Errors: c10::ValueError for data that such a model cannot read.
 void make_trained_model(TrainedModel& run, const FitOptions& trained, const SavedWeights& weights,
-                        bool is_other_data) {
+                        bool is_other_data, bool reads_labels) {
   const FitOptions& o = run.options;
   ModelInput& input = run.data.input;
   if (input.kind == InputKind::kImages) {
     if (const auto classes = classes_of(o.model, input, weights.shapes)) {
       input.classes = *classes;
-      check_labels(*run.data.val, *classes, o.data);
+      if (reads_labels) check_labels(run.data, *classes, o.data);
     }
   }
   const EmptyInit are_loaded;  // memory that nobody has written to is not there yet
@@ -308,16 +316,33 @@ OptionValues options_of_public_model(const TrainedModelCommand& command) {
 
 }  // namespace
 
-TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit) {
+namespace {
+
+/// Without the names of the run, the classes of other data have numbers of their own.
+void warn_without_names(const fs::path& folder, const FitOptions& o) {
+  const bool has_names = o.data.starts_with("csv:") || o.data.starts_with("images:");
+  if (!has_names || !o.names.classes.empty() || !o.reads_labels) return;
+  TORCH_WARN("the run in '", folder.string(), "' has no ", kDataNames,
+             ", which names its classes: those of --data ", o.data,
+             " are numbered in their own order, which may be another one");
+}
+
+}  // namespace
+
+TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use) {
   auto [run, saved, weights] = open_weights(command, saved_options(command.folder));
   // The weights decide which labels are valid, not --classes. Here any byte is accepted.
   FitOptions readable = run.options;
   readable.classes = 256;
-  run.data = unsplit && command.flags.has("data") ? load_all_data(readable) : load_data(readable);
+  readable.names = load_names(command.folder);
+  readable.reads_labels = use != DataUse::kPrediction;
+  if (command.flags.has("data")) warn_without_names(command.folder, readable);
+  const bool splits = use == DataUse::kValidation || !command.flags.has("data");
+  run.data = splits ? load_data(readable) : load_all_data(readable);
   OptionValues before = command.flags;
   before.erase("data");
   make_trained_model(run, usage([&, &from = saved] { return resolve(merge(before, from)); }), weights,
-                     command.flags.has("data"));
+                     command.flags.has("data"), readable.reads_labels);
   load(run, weights, command.folder);
   return std::move(run);
 }

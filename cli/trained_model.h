@@ -43,10 +43,17 @@ struct TrainedModel {
   StateDict mode_state;  ///< what the mode had beside these weights; empty if that is unknown
 };
 
-/// Opens the model and its data. The weights are those of `--weights`, else weights.safetensors, else those
-/// of the newest checkpoint. With `unsplit`, a data set other than the run's is not split.
+/// What a command does with the data of a trained model.
+enum class DataUse {
+  kValidation,  ///< the part that the run has held out
+  kTest,        ///< other data is not split
+  kPrediction,  ///< the same, and labels are not read
+};
+
+/// Opens the model and its data, whose classes get the numbers that they have in the run. The weights are those of `--weights`, else weights.safetensors, else those
+/// of the newest checkpoint.
 /// Errors: c10::Error and c10::ValueError that name a missing or unsuitable file.
-TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit);
+TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use);
 
 /// Opens a model that reads tokens, without data: of a run's folder, as above, or of a folder with a config.json and
 /// weights, whose mode is that of the weights.

@@ -9,6 +9,7 @@
 #include <string>
 
 #include <ATen/Context.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/functional/loss.h>
 
 #include "mantissa/amp/autocast.h"
@@ -56,6 +57,7 @@ Setup digits() {
 Setup photos(const std::filesystem::path& folder) {
   const auto train = std::make_shared<mantissa::ImageFolder>(folder / "train");
   const auto val = std::make_shared<mantissa::ImageFolder>(folder / "val");
+  TORCH_CHECK_VALUE(train->classes() == val->classes(), "train and val need the same folders of classes");
   mantissa::VitOptions model = mantissa::vit_l_16_options();
   model.num_classes = std::ssize(train->classes());
   return {std::make_shared<mantissa::ImageDataset>(train, std::make_shared<mantissa::ImageAugmentation>()),

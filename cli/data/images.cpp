@@ -1,15 +1,18 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
 #include "cli/data/kinds.h"
+#include "cli/errors.h"
 #include "cli/fit_options.h"
-#include "mantissa/core/suggest.h"
 #include "mantissa/data/images/image_dataset.h"
 #include "mantissa/data/images/image_folder.h"
 #include "mantissa/data/images/packed_images.h"
@@ -46,8 +49,12 @@ Source open_part(const fs::path& root, const std::string& name) {
 /// A label is a position among the classes, so both parts need the same ones.
 void check_classes(const Split& split, const std::string& name) {
   const auto &train = split.train->classes(), &val = split.val->classes();
-  TORCH_CHECK_VALUE(train == val, "images '", name, "': train has the classes ", join_names(train),
-                    ", and val has ", join_names(val), "; give both the same folders");
+  std::vector<std::string> differ;  // the classes are sorted
+  std::set_symmetric_difference(train.begin(), train.end(), val.begin(), val.end(),
+                                std::back_inserter(differ));
+  TORCH_CHECK_VALUE(differ.empty(), "images '", name, "': the class '", on_one_line(differ[0]),
+                    "' is in one of train and val alone (", differ.size(),
+                    " such classes); give both the same folders");
 }
 
 Split open_split(const std::string& name) {
@@ -85,6 +92,26 @@ std::shared_ptr<const ImagePipeline> evaluation(const ImageOptions& o) {
   return std::make_shared<ImageEvaluation>(o.size, std::lround(static_cast<double>(o.size) * kMargin));
 }
 
+/// Images that have their numbers as labels, for predictions.
+class NumberedImages final : public ImageSource {
+ public:
+  explicit NumberedImages(Source source) : source_(std::move(source)) {}
+  int64_t size() const override { return source_->size(); }
+  const std::vector<std::string>& classes() const override { return source_->classes(); }
+  int64_t label(int64_t index) const override { return index; }
+  std::string name(int64_t index) const override { return source_->name(index); }
+  std::string_view read(int64_t index, std::string& buffer) const override {
+    return source_->read(index, buffer);
+  }
+
+ private:
+  Source source_;
+};
+
+Source with_labels(const Source& source, const FitOptions& o) {
+  return o.reads_labels ? source : std::make_shared<NumberedImages>(source);
+}
+
 Data data_of(const Source& source, const ImageOptions& o) {
   return {.name = "images",
           .train = nullptr,
@@ -93,7 +120,9 @@ Data data_of(const Source& source, const ImageOptions& o) {
                     .channels = 3,
                     .height = o.size,
                     .width = o.size,
-                    .classes = std::ssize(source->classes())}};
+                    .classes = std::ssize(source->classes())},
+          .names = {.classes = source->classes(), .columns = {}, .target = {}, .dtype = {}},
+          .file_of = [source](int64_t index) { return source->name(index); }};
 }
 
 Data load_images(const std::string& name, const FitOptions& o) {
@@ -101,22 +130,24 @@ Data load_images(const std::string& name, const FitOptions& o) {
   Data data = data_of(train, o.images);
   data.train = dataset(train, augmentation(o.images), o.images);
   if (val) {
-    data.val = dataset(val, evaluation(o.images), o.images);
+    data.val = dataset(with_labels(val, o), evaluation(o.images), o.images);
+    data.file_of = [val](int64_t index) { return val->name(index); };
     return data;
   }
   // Equal seeds split both alike, so that no image is in both parts.
-  const auto evaluated = dataset(train, evaluation(o.images), o.images);
-  data.val = random_split(evaluated, o.val_fraction, o.seed).second;
-  data.train = random_split(data.train, o.val_fraction, o.seed).first;
+  const auto evaluated = dataset(with_labels(train, o), evaluation(o.images), o.images);
+  data.val = hold_out(evaluated, o).second;
+  data.train = hold_out(data.train, o).first;
   return data;
 }
 
 Data load_all_images(const std::string& name, const FitOptions& o) {
   const fs::path root = name;
   Source source = open_part(root, "val");
+  if (!source) source = open_part(root, "train");
   if (!source) source = open_source(root);
   Data data = data_of(source, o.images);
-  data.val = dataset(source, evaluation(o.images), o.images);
+  data.val = dataset(with_labels(source, o), evaluation(o.images), o.images);
   return data;
 }
 

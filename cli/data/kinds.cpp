@@ -2,7 +2,15 @@
 
 #include <algorithm>
 
+#include "cli/fit_options.h"
+
 namespace mantissa::cli {
+
+std::pair<std::shared_ptr<const Dataset>, std::shared_ptr<const Dataset>> hold_out(
+    const std::shared_ptr<const Dataset>& dataset, const FitOptions& o) {
+  held_out_size(dataset->size(), o.val_fraction, ("--data " + o.data).c_str());  // whose error names the data
+  return random_split(dataset, o.val_fraction, o.seed);
+}
 
 const std::vector<DataKind>& data_kinds() {
   static const std::vector<DataKind> kinds = {digits_kind(), idx_kind(), cifar10_kind(), cifar100_kind(),

@@ -3,8 +3,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cli/data_names.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/models/registry.h"
 
@@ -19,6 +21,10 @@ struct Data {
   ModelInput input;
   /// Overlapping windows: an epoch draws as many of them as cover the data once, each at a random position.
   bool draws_windows = false;
+  DataNames names = {};
+  /// Returns the file of a sample by its number, which is its target where labels are not read. Null for data whose samples are
+  /// no files.
+  std::function<std::string(int64_t)> file_of = {};
 };
 
 /// A kind of data that `--data` can name, such as idx:DIR. The functions get what follows the colon.
@@ -38,6 +44,11 @@ struct DataKind {
   /// Returns "idx:DIR".
   std::string form() const { return argument.empty() ? name : name + ":" + argument; }
 };
+
+/// Splits off the random part that is held out for validation, as random_split() does.
+/// Errors: c10::ValueError that names the data if it has too few samples.
+std::pair<std::shared_ptr<const Dataset>, std::shared_ptr<const Dataset>> hold_out(
+    const std::shared_ptr<const Dataset>& dataset, const FitOptions& options);
 
 /// Every kind of data, in the order of the help.
 const std::vector<DataKind>& data_kinds();

@@ -4,6 +4,9 @@
 #include <string>
 #include <system_error>
 
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "cli/data/kinds.h"
@@ -21,6 +24,19 @@ struct Part {
   at::Tensor target;  ///< int64 [n]
 };
 
+/// What a run remembers of the values: bytes are divided by 255.
+const char* dtype_name(at::ScalarType dtype) { return dtype == at::kByte ? "uint8" : "float32"; }
+
+/// A loss of nan would be blamed on the training.
+void check_finite(const at::Tensor& images, const std::string& name) {
+  constexpr int64_t kPiece = int64_t{1} << 20;
+  int64_t wrong = 0;
+  for (const at::Tensor& piece : images.flatten().split(kPiece))
+    wrong += piece.numel() - at::isfinite(piece).sum().item<int64_t>();
+  TORCH_CHECK_VALUE(wrong == 0, "'", name, "' has nan or inf in float32: ", wrong, " of ", images.numel(),
+                    " values; leave those samples out");
+}
+
 /// Returns images of one channel for [n, height, width], and of one row for [n, features].
 at::Tensor as_images(const at::Tensor& data, const std::string& name) {
   TORCH_CHECK_VALUE(
@@ -29,12 +45,26 @@ at::Tensor as_images(const at::Tensor& data, const std::string& name) {
       "; give images [n, channels, height, width] or [n, height, width], or features [n, count]");
   at::Tensor images = data;
   while (images.dim() < 4) images = images.unsqueeze(1);
-  return images.scalar_type() == at::kByte ? images : images.to(at::kFloat);
+  if (images.scalar_type() == at::kByte) return images;
+  images = images.to(at::kFloat);
+  check_finite(images, name);
+  return images;
 }
 
-Part read_part(const fs::path& folder, const std::string& prefix) {
+Part read_part(const fs::path& folder, const std::string& prefix, const FitOptions& o) {
   const fs::path data = folder / (prefix + "data.npy"), target = folder / (prefix + "target.npy");
-  Part part{as_images(read_npy(data), data.string()), read_npy(target)};
+  const at::Tensor values = read_npy(data);
+  const std::string dtype = dtype_name(values.scalar_type());
+  TORCH_CHECK_VALUE(o.names.dtype.empty() || o.names.dtype == dtype, "'", data.string(), "' has ",
+                    c10::toString(values.scalar_type()), " values, and the data of the run has ",
+                    o.names.dtype,
+                    " values; bytes are divided by 255, and other numbers are not, so save both alike");
+  Part part{as_images(values, data.string()), {}};
+  if (!o.reads_labels) {
+    part.target = at::zeros({part.data.size(0)}, at::TensorOptions(at::kLong).device(at::kCPU));
+    return part;
+  }
+  part.target = read_npy(target);
   TORCH_CHECK_VALUE(
       part.target.dim() == 1 && at::isIntegralType(part.target.scalar_type(), /*includeBool=*/true), "'",
       target.string(), "' is ", part.target.scalar_type(), ' ', part.target.sizes(),
@@ -43,8 +73,10 @@ Part read_part(const fs::path& folder, const std::string& prefix) {
   TORCH_CHECK_VALUE(part.target.size(0) == part.data.size(0), "'", target.string(), "' has ",
                     part.target.size(0), " numbers, and '", data.string(), "' has ", part.data.size(0),
                     " samples");
-  TORCH_CHECK_VALUE(part.target.min().item<int64_t>() >= 0, "'", target.string(),
-                    "' has a negative number; classes are numbered from 0 on");
+  constexpr int64_t kMostClasses = 65536;
+  const auto least = part.target.min().item<int64_t>(), largest = part.target.max().item<int64_t>();
+  TORCH_CHECK_VALUE(least >= 0 && largest < kMostClasses, "'", target.string(), "' has the class ",
+                    least < 0 ? least : largest, "; classes are numbered from 0 to ", kMostClasses - 1);
   return part;
 }
 
@@ -53,26 +85,34 @@ std::shared_ptr<const Dataset> dataset(const Part& part) {
   return std::make_shared<TensorDataset>(part.data, part.target);
 }
 
-Data load_arrays(const std::string& path, const FitOptions& /*o*/) {
+Data load_arrays(const std::string& path, const FitOptions& o) {
   const fs::path folder = path;
   std::error_code ignored;
+  TORCH_CHECK_VALUE(!fs::exists(folder, ignored) || fs::is_directory(folder, ignored), "--data npy:", path,
+                    " is a file; give the folder that has it as data.npy");
   const bool has_parts = fs::exists(folder / "train_data.npy", ignored);
-  const Part train = read_part(folder, has_parts ? "train_" : "");
+  const Part train = read_part(folder, has_parts ? "train_" : "", o);
   const auto size_of = [](const Part& part) { return part.data.sizes().slice(1); };
-  Data data{.name = "npy",
-            .train = dataset(train),
-            .val = nullptr,
-            .input = {.kind = InputKind::kImages,
-                      .channels = train.data.size(1),
-                      .height = train.data.size(2),
-                      .width = train.data.size(3),
-                      .classes = train.target.max().item<int64_t>() + 1}};
+  Data data{
+      .name = "npy",
+      .train = dataset(train),
+      .val = nullptr,
+      .input = {.kind = InputKind::kImages,
+                .channels = train.data.size(1),
+                .height = train.data.size(2),
+                .width = train.data.size(3),
+                .classes = o.reads_labels ? train.target.max().item<int64_t>() + 1 : 0},
+      .names = {.classes = {}, .columns = {}, .target = {}, .dtype = dtype_name(train.data.scalar_type())}};
   if (!has_parts || !fs::exists(folder / "val_data.npy", ignored)) return data;
-  const Part val = read_part(folder, "val_");
-  TORCH_CHECK_VALUE(size_of(val) == size_of(train) && val.target.max().item<int64_t>() < data.input.classes,
-                    "'", path, "': val_data.npy has samples of ", size_of(val), " and ",
-                    val.target.max().item<int64_t>() + 1, " classes, and train_data.npy has ", size_of(train),
-                    " and ", data.input.classes, "; give both the same");
+  const Part val = read_part(folder, "val_", o);
+  TORCH_CHECK_VALUE(val.data.scalar_type() == train.data.scalar_type(), "'", path, "': val_data.npy has ",
+                    val.data.scalar_type(), " values, and train_data.npy has ", train.data.scalar_type(),
+                    "; bytes are divided by 255, and other numbers are not, so save both alike");
+  const int64_t classes = o.reads_labels ? val.target.max().item<int64_t>() + 1 : 0;
+  TORCH_CHECK_VALUE(size_of(val) == size_of(train) && classes <= data.input.classes, "'", path,
+                    "': val_data.npy has samples of ", size_of(val), " and ", classes,
+                    " classes, and train_data.npy has ", size_of(train), " and ", data.input.classes,
+                    "; give both the same");
   data.val = dataset(val);
   return data;
 }

@@ -74,6 +74,7 @@ std::vector<Option> data_options() {
            "chat: and text: data: tokenizer.json, vocab.json beside merges.txt, or a folder that has either; "
            "without one, a text is its bytes",
        .may_be_empty = true,
+       .in_trained = true,
        .known_as = {"tokenizer_path", "tokenizer_name"}},
       {.name = "chat_template",
        .group = kGroup,

@@ -38,8 +38,13 @@ struct BatchMemory::Free {
   }
   void give_back(Block block) {
     constexpr size_t kMostBlocks = 8;
+    Block oldest;  // is freed behind the lock
     const std::lock_guard lock(mutex);
-    if (blocks.size() < kMostBlocks) blocks.push_back(std::move(block));
+    if (blocks.size() == kMostBlocks) {
+      oldest = std::move(blocks.front());
+      blocks.erase(blocks.begin());
+    }
+    blocks.push_back(std::move(block));
   }
 };
 

@@ -32,6 +32,22 @@ TEST(BatchMemory, AnotherSizeTakesTheSameMemoryIfItFits) {
   EXPECT_NE(memory.take({65, 10}, at::kFloat).const_data_ptr(), bytes) << "it is too small";
 }
 
+TEST(BatchMemory, NewSizesReplaceOldOnes) {
+  const BatchMemory memory;
+  const auto take = [&](int64_t step) { return memory.take({int64_t{1024} << (2 * step)}, at::kByte); };
+  std::vector<at::Tensor> alive;
+  std::vector<const void*> bytes;
+  for (int64_t i = 0; i < 9; ++i) {
+    alive.push_back(take(i));
+    bytes.push_back(alive.back().const_data_ptr());
+  }
+  for (at::Tensor& tensor : alive) tensor.reset();  // of nine pieces of memory, the last eight are kept
+  for (int64_t i = 8; i > 0; --i) {
+    alive[static_cast<size_t>(i)] = take(i);
+    EXPECT_EQ(alive[static_cast<size_t>(i)].const_data_ptr(), bytes[static_cast<size_t>(i)]) << i;
+  }
+}
+
 TEST(BatchMemory, NothingIsATensorToo) {
   const BatchMemory memory;
   EXPECT_EQ(memory.take({0, 3}, at::kFloat).numel(), 0);

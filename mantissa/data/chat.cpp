@@ -1,8 +1,6 @@
 #include "mantissa/data/chat.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -12,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mantissa/core/suggest.h"
+#include "mantissa/data/read_file_internal.h"
 #include "mantissa/io/json_internal.h"
 
 namespace mantissa {
@@ -107,6 +106,10 @@ class Line {
         fail("has the role '" + fit_for_message(role) + "'; use system, user or assistant");
       if (role == "system" && messages.size() > 1) fail("has a system message that is not the first one");
     }
+    for (size_t i = 0; i < messages.size(); ++i) {
+      if (messages[i].role == "user") break;
+      if (messages[i].role == "assistant") fail("has an answer before the first message of the user");
+    }
     const auto is_answer = [](const Message& message) { return message.role == "assistant"; };
     if (std::none_of(messages.begin(), messages.end(), is_answer)) fail("has no message of the assistant");
     return messages;
@@ -192,18 +195,42 @@ ChatPrompt chat_prompt(const std::string& message, const std::string& system,
   return prompt;
 }
 
+ChatDataset::Sample ChatDataset::sample_of(const std::vector<ChatPiece>& pieces, bool adds_special_tokens,
+                                           const Tokenizer& tokenizer, int64_t context) {
+  std::string text;
+  for (const ChatPiece& piece : pieces) text += piece.text;
+  Sample sample{tokenizer.encode(text, adds_special_tokens), {}};
+  sample.is_trained.resize(sample.ids.size());
+  // A token belongs to the answer if the text before the answer has all tokens before it.
+  size_t begin = 0, length = 0;
+  for (size_t piece = 0; piece < pieces.size() && begin <= static_cast<size_t>(context); ++piece) {
+    length += pieces[piece].text.size();
+    const bool is_last = piece + 1 == pieces.size();
+    if (!is_last && pieces[piece + 1].is_trained == pieces[piece].is_trained) continue;
+    const auto until_here = std::string_view(text).substr(0, length);
+    const size_t until = is_last
+                             ? sample.ids.size()
+                             : common_prefix(tokenizer.encode(until_here, adds_special_tokens), sample.ids);
+    for (size_t i = begin; i < until; ++i) sample.is_trained[i] = pieces[piece].is_trained;
+    begin = std::max(begin, until);
+  }
+  return sample;
+}
+
 void ChatDataset::add(Sample sample) {
   const auto most = static_cast<size_t>(context_) + 1;
-  if (sample.ids.size() > most) {
-    ++cut_;
+  const bool is_long = sample.ids.size() > most;
+  if (is_long) {
     sample.ids.resize(most);
     sample.is_trained.resize(most);
+    sample.ids.shrink_to_fit(), sample.is_trained.shrink_to_fit();
   }
   // The first token is never a target.
   const bool has_target =
       !sample.ids.empty() &&
       std::find(sample.is_trained.begin() + 1, sample.is_trained.end(), true) != sample.is_trained.end();
   if (has_target) {
+    if (is_long) ++cut_;
     samples_.push_back(std::move(sample));
   } else {
     ++dropped_;
@@ -246,24 +273,12 @@ std::shared_ptr<const ChatDataset> parse_chat(std::string_view lines, const Toke
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string where = c10::str("'", name, "', line ", number);
     const auto [pieces, has_special_tokens] = parse_chat_line(line, chat_template, end, where);
-    std::string text;
-    for (const ChatPiece& piece : pieces) text += piece.text;
-    const bool adds = !has_special_tokens;
-    ChatDataset::Sample sample;
-    sample.ids = tokenizer.encode(text, adds);
-    sample.is_trained.resize(sample.ids.size());
-    // A token belongs to the answer if the text before the answer has all tokens before it.
-    size_t begin = 0, length = 0;
-    for (const ChatPiece& piece : pieces) {
-      length += piece.text.size();
-      const size_t until =
-          length == text.size()
-              ? sample.ids.size()
-              : common_prefix(tokenizer.encode(std::string_view(text).substr(0, length), adds), sample.ids);
-      for (size_t i = begin; i < until; ++i) sample.is_trained[i] = piece.is_trained;
-      begin = std::max(begin, until);
+    try {
+      dataset->add(ChatDataset::sample_of(pieces, !has_special_tokens, tokenizer, options.context));
+    } catch (c10::Error& error) {
+      error.add_context("reading " + where);
+      throw;
     }
-    dataset->add(std::move(sample));
   }
   TORCH_CHECK_VALUE(dataset->size() > 0, "'", name, "' has no conversation with an answer within ",
                     options.context, " tokens; give other data or a longer context");
@@ -272,10 +287,7 @@ std::shared_ptr<const ChatDataset> parse_chat(std::string_view lines, const Toke
 
 std::shared_ptr<const ChatDataset> read_chat(const std::filesystem::path& path, const Tokenizer& tokenizer,
                                              const ChatOptions& options) {
-  std::ifstream file(path, std::ios::binary);
-  TORCH_CHECK(file, "cannot read '", path.string(), "'; give a file of JSON lines");
-  const std::string lines{std::istreambuf_iterator<char>(file), {}};
-  return parse_chat(lines, tokenizer, options, path.string());
+  return parse_chat(read_file(path, "file of conversations"), tokenizer, options, path.string());
 }
 
 }  // namespace mantissa

@@ -53,7 +53,7 @@ std::string chat_end_token(const Tokenizer& tokenizer);
 /// `end` is the token that ends an answer where the template is plain, and in the second and third form. Other keys are
 /// ignored.
 /// Errors: c10::ValueError that begins with `where` for no JSON, none of these forms, a role that is none of the three, a system
-///         message that is not the first, no answer, and text that is not UTF-8.
+///         message that is not the first, no answer, an answer before the first message of the user, and text that is not UTF-8.
 ChatText parse_chat_line(std::string_view json, const ChatTemplate& chat_template, const std::string& end,
                          const std::string& where);
 
@@ -63,7 +63,7 @@ struct ChatPrompt {
   std::vector<int64_t> stop_tokens;  ///< what ends an answer
 };
 
-/// Writes a message of the user as parse_chat() writes it, up to where the answer begins. `system` is the system message; it may be empty.
+/// Writes a message of the user, up to where the answer begins, as parse_chat_line() does. `system` may be empty.
 /// Errors: those of find_chat_template() and Tokenizer::encode().
 ChatPrompt chat_prompt(const std::string& message, const std::string& system,
                        const std::string& chat_template, const Tokenizer& tokenizer);
@@ -94,6 +94,8 @@ class ChatDataset final : public Dataset {
     std::vector<int64_t> ids;
     std::vector<bool> is_trained;  ///< of each id
   };
+  static Sample sample_of(const std::vector<ChatPiece>& pieces, bool adds_special_tokens,
+                          const Tokenizer& tokenizer, int64_t context);
   void add(Sample sample);
 
   int64_t context_ = 0, pad_ = 0, cut_ = 0, dropped_ = 0;
@@ -106,7 +108,7 @@ class ChatDataset final : public Dataset {
 std::shared_ptr<const ChatDataset> parse_chat(std::string_view lines, const Tokenizer& tokenizer,
                                               const ChatOptions& options, const std::string& name);
 
-/// Errors: those of parse_chat(); c10::Error if the file cannot be read.
+/// Errors: those of parse_chat(); c10::Error that names the file if it cannot be read, and c10::ValueError if it is empty.
 std::shared_ptr<const ChatDataset> read_chat(const std::filesystem::path& path, const Tokenizer& tokenizer,
                                              const ChatOptions& options = {});
 

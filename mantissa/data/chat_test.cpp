@@ -165,7 +165,7 @@ TEST(Chat, LongConversationsAreCutAndEmptyOnesDropped) {
                             R"({"prompt": "abcdefgh", "completion": "i"})";
   const auto dataset = parse_chat(lines, chat_tokenizer(), {.context = 4}, "f");
   EXPECT_EQ(dataset->size(), 1);
-  EXPECT_EQ(dataset->cut(), 2);
+  EXPECT_EQ(dataset->cut(), 1);
   EXPECT_EQ(dataset->dropped(), 1) << "its answer was cut off";
   EXPECT_EQ(dataset->get_batch(torch::tensor({0})).target.ne(-100).sum().item<int64_t>(), 4);
   EXPECT_THAT(
@@ -192,6 +192,8 @@ TEST(Chat, ErrorsNameTheLine) {
   EXPECT_THAT(
       refused(R"({"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]})"),
       HasSubstr("not the first one"));
+  EXPECT_THAT(refused(R"({"messages": [{"role": "assistant", "content": "x"}]})"),
+              HasSubstr("before the first message of the user"));
   EXPECT_THAT(refused(R"({"prompt": "x"})"), HasSubstr("no text 'completion'"));
   EXPECT_THAT(refused(R"({"instruction": "x", "output": null})"), HasSubstr("no text 'output'"));
   EXPECT_THAT(error_of([] {
@@ -208,6 +210,7 @@ TEST_F(ChatFile, IsRead) {
                                         "\r\n");
   EXPECT_EQ(read_chat(folder_ / "a.jsonl", chat_tokenizer(), {.context = 9})->size(), 1);
   EXPECT_THAT(error_of([&] { read_chat(folder_ / "b.jsonl", chat_tokenizer()); }), HasSubstr("cannot read"));
+  EXPECT_THAT(error_of([&] { read_chat(folder_, chat_tokenizer()); }), HasSubstr("not a regular file"));
 }
 
 }  // namespace

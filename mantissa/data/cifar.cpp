@@ -1,14 +1,14 @@
 #include "mantissa/data/cifar.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 #include <vector>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+
+#include "mantissa/data/read_file_internal.h"
 
 namespace mantissa {
 namespace {
@@ -20,20 +20,13 @@ constexpr int64_t kPixels = int64_t{3} * 32 * 32;
 int64_t labels_of(CifarKind kind) { return kind == CifarKind::kCifar10 ? 1 : 2; }
 int64_t classes_of(CifarKind kind) { return kind == CifarKind::kCifar10 ? 10 : 100; }
 
-std::string bytes_of_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  TORCH_CHECK(file.good() || file.eof(), "cannot read '", path.string(), "'; check its permissions");
-  return bytes;
-}
-
 /// Reads those of the files that are there, one after another.
 CifarRecords read_all(const fs::path& folder, const std::vector<std::string>& names, CifarKind kind) {
   std::vector<at::Tensor> images, labels;
   for (const std::string& name : names) {
     std::error_code ignored;
     if (!fs::exists(folder / name, ignored)) continue;
-    CifarRecords part = parse_cifar(bytes_of_file(folder / name), kind, (folder / name).string());
+    CifarRecords part = parse_cifar(read_file(folder / name, "CIFAR file"), kind, (folder / name).string());
     images.push_back(std::move(part.images));
     labels.push_back(std::move(part.labels));
   }

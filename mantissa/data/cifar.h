@@ -38,7 +38,7 @@ struct Cifar {
 
 /// Reads CIFAR-10's data_batch_1.bin to data_batch_5.bin, as many as there are, and test_batch.bin, or CIFAR-100's
 /// train.bin and test.bin.
-/// Memory: 3 KB for each image.
+/// Memory: 3 KB for each image, and twice that while it is read.
 /// Errors: those of parse_cifar(), which name the file; c10::Error for a file that cannot be read; c10::ValueError for a folder without
 ///         training files.
 Cifar load_cifar(const std::filesystem::path& folder, CifarKind kind,

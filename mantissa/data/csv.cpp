@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -15,6 +14,7 @@
 
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/data/read_file_internal.h"
 #include "mantissa/io/json_internal.h"
 
 namespace mantissa {
@@ -92,24 +92,86 @@ std::vector<std::string> numbered_columns(size_t count) {
   return names;
 }
 
-size_t find_target(const std::vector<std::string>& columns, const std::string& target,
+size_t find_column(const std::vector<std::string>& columns, const std::string& wanted,
                    const std::string& name) {
+  const auto found = std::find(columns.begin(), columns.end(), wanted);
+  std::vector<std::string> shown;
+  for (const std::string& column : columns) shown.push_back(fit_for_message(column));
+  TORCH_CHECK_VALUE(found != columns.end(), "'", name, "' has no column '", fit_for_message(wanted), "'",
+                    did_you_mean(wanted, shown), "; its columns are ", join_names(shown),
+                    columns.size() > 1 ? "" : "; check the separator");
+  return static_cast<size_t>(found - columns.begin());
+}
+
+/// Columns are found by their names.
+void check_names(const std::vector<std::string>& columns, const std::string& name) {
+  std::set<std::string> seen;
+  for (const std::string& column : columns)
+    TORCH_CHECK_VALUE(seen.insert(column).second, "'", name, "' has two columns called '",
+                      fit_for_message(column), "'; give them different names");
+  const auto is_number = [](const std::string& column) {
+    return parse_number<double>(column).value.has_value();
+  };
+  if (std::all_of(columns.begin(), columns.end(), is_number))
+    TORCH_WARN("'", name,
+               "': the first line has numbers alone, and is taken for the names of the columns; write names "
+               "above it if it is a row");
+}
+
+/// What is read of a table.
+struct Layout {
+  std::vector<size_t> features;
+  std::optional<size_t> target;
+};
+
+Layout find_layout(const std::vector<std::string>& columns, const CsvOptions& options,
+                   const std::string& name) {
+  Layout layout;
+  for (const std::string& feature : options.features)
+    layout.features.push_back(find_column(columns, feature, name));
+  if (!options.target.empty()) layout.target = find_column(columns, options.target, name);
+  if (!options.features.empty()) return layout;
   TORCH_CHECK_VALUE(
       columns.size() > 1, "'", name, "' has ", columns.size(),
       " columns, and a table needs one for the classes and one for numbers at least; check the separator");
-  if (target.empty()) return columns.size() - 1;
-  const auto found = std::find(columns.begin(), columns.end(), target);
-  std::vector<std::string> shown;
-  for (const std::string& column : columns) shown.push_back(fit_for_message(column));
-  TORCH_CHECK_VALUE(found != columns.end(), "'", name, "' has no column '", fit_for_message(target), "'",
-                    did_you_mean(target, shown), "; its columns are ", join_names(shown));
-  return static_cast<size_t>(found - columns.begin());
+  if (!layout.target) layout.target = columns.size() - 1;
+  for (size_t i = 0; i < columns.size(); ++i)
+    if (i != *layout.target) layout.features.push_back(i);
+  return layout;
+}
+
+/// Errors: c10::ValueError for what is no finite number; `line` and `column` begin it.
+float number_in(const std::string& field, const std::string& name, int64_t line, const std::string& column) {
+  const std::optional<double> number = parse_number<double>(field).value;
+  TORCH_CHECK_VALUE(number && std::isfinite(static_cast<float>(*number)), "'", name, "', line ", line,
+                    ", column '", fit_for_message(column), "': '", fit_for_message(field),
+                    "' is no number that float32 holds; fill it in, or leave the column out");
+  return static_cast<float>(*number);
 }
 
 /// Returns the number of a class that is one, or nothing.
 std::optional<int64_t> class_number(const std::string& field) {
   const std::optional<int64_t> number = parse_number<int64_t>(field).value;
   return number && *number >= 0 ? number : std::nullopt;
+}
+
+/// Returns the position of each class among those of the options.
+at::Tensor positions_of(const std::vector<std::string>& fields, const std::vector<std::string>& classes,
+                        const std::string& name) {
+  std::map<std::string, int64_t> positions;
+  for (const std::string& text : classes) positions.emplace(text, std::ssize(positions));
+  std::vector<int64_t> numbers;
+  for (const std::string& field : fields) {
+    auto found = positions.find(field);
+    // "02" is class 2 where all classes are numbers.
+    if (const auto number = class_number(field); found == positions.end() && number)
+      found = positions.find(std::to_string(*number));
+    TORCH_CHECK_VALUE(found != positions.end(), "'", name, "' has the class '", fit_for_message(field),
+                      "', which is none of the ", classes.size(), " classes of the model",
+                      did_you_mean(field, classes), "; give rows of those classes");
+    numbers.push_back(found->second);
+  }
+  return at::tensor(numbers, at::TensorOptions(at::kLong).device(at::kCPU));
 }
 
 /// Numbers the classes, and sets the names of those.
@@ -121,12 +183,12 @@ at::Tensor number_classes(const std::vector<std::string>& fields, std::vector<st
   for (const std::string& field : fields) {
     const std::optional<int64_t> number = class_number(field);
     if (!number) break;
-    TORCH_CHECK_VALUE(*number < kMostClasses, "'", name, "' has the class ", *number,
-                      ", and classes are numbered from 0 to 65535; choose another column with target");
     largest = std::max(largest, *number);
     numbers.push_back(*number);
   }
   if (numbers.size() == fields.size()) {
+    TORCH_CHECK_VALUE(largest < kMostClasses, "'", name, "' has the class ", largest,
+                      ", and classes are numbered from 0 to 65535; choose another column with target");
     for (int64_t i = 0; i <= largest; ++i) classes.push_back(std::to_string(i));
     return at::tensor(numbers, at::TensorOptions(at::kLong).device(at::kCPU));
   }
@@ -149,42 +211,36 @@ CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::
   CsvReader reader(text, options.separator, name);
   auto row = reader.next();
   TORCH_CHECK_VALUE(row, "'", name, "' is empty; give a table");
-  CsvTable table;
-  table.columns = options.has_header ? *row : numbered_columns(row->size());
-  const size_t count = table.columns.size(), target = find_target(table.columns, options.target, name);
+  const std::vector<std::string> columns = options.has_header ? *row : numbered_columns(row->size());
+  check_names(columns, name);
+  const auto [features, target] = find_layout(columns, options, name);
   if (options.has_header) row = reader.next();
+  CsvTable table;
+  for (const size_t i : features) table.columns.push_back(columns[i]);
   std::vector<float> values;
   std::vector<std::string> labels;
   for (; row; row = reader.next()) {
-    TORCH_CHECK_VALUE(row->size() == count, "'", name, "', line ", reader.line(), " has ", row->size(),
-                      " fields, and the table has ", count, " columns");
-    for (size_t i = 0; i < count; ++i) {
-      std::string& field = (*row)[i];
-      if (i == target) {
-        labels.push_back(std::move(field));
-        continue;
-      }
-      const std::optional<double> number = parse_number<double>(field).value;
-      TORCH_CHECK_VALUE(number && std::isfinite(static_cast<float>(*number)), "'", name, "', line ",
-                        reader.line(), ", column '", fit_for_message(table.columns[i]), "': '",
-                        fit_for_message(field),
-                        "' is no number that float32 holds; fill it in, or leave the column out");
-      values.push_back(static_cast<float>(*number));
-    }
+    TORCH_CHECK_VALUE(row->size() == columns.size(), "'", name, "', line ", reader.line(), " has ",
+                      row->size(), " fields, and the table has ", columns.size(), " columns");
+    for (const size_t i : features) values.push_back(number_in((*row)[i], name, reader.line(), columns[i]));
+    if (!target) continue;
+    TORCH_CHECK_VALUE(!(*row)[*target].empty(), "'", name, "', line ", reader.line(), ", column '",
+                      fit_for_message(columns[*target]), "' has no class; fill it in, or leave the row out");
+    labels.push_back(std::move((*row)[*target]));
   }
-  TORCH_CHECK_VALUE(!labels.empty(), "'", name, "' has no row; give one at least");
-  table.columns.erase(table.columns.begin() + static_cast<std::ptrdiff_t>(target));
+  TORCH_CHECK_VALUE(!values.empty(), "'", name, "' has no row; give one at least");
   table.data = at::tensor(values, at::TensorOptions(at::kFloat).device(at::kCPU))
-                   .view({std::ssize(labels), static_cast<int64_t>(count) - 1});
-  table.target = number_classes(labels, table.classes, name);
+                   .view({-1, std::ssize(table.columns)});
+  if (!target) return table;
+  table.target_column = columns[*target];
+  table.classes = options.classes;
+  table.target = options.classes.empty() ? number_classes(labels, table.classes, name)
+                                         : positions_of(labels, options.classes, name);
   return table;
 }
 
 CsvTable read_csv(const std::filesystem::path& path, const CsvOptions& options) {
-  std::ifstream file(path, std::ios::binary);
-  TORCH_CHECK(file, "cannot read '", path.string(), "'; give a file with separated values");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  return parse_csv(text, options, path.string());
+  return parse_csv(read_file(path, "CSV file"), options, path.string());
 }
 
 }  // namespace mantissa

@@ -69,12 +69,51 @@ TEST(Csv, ErrorsNameLineAndColumn) {
   EXPECT_THAT(refused("a,b\n1,65536\n"), HasSubstr("the class 65536"));
 }
 
+TEST(Csv, FeaturesSelectAndOrderTheColumns) {
+  const std::string text = "id,b,kind,a\nx,2,cat,1\ny,4,ant,3\n";
+  const CsvTable bare = parse(text, {.features = {"a", "b"}});
+  EXPECT_TRUE(bare.data.equal(torch::tensor({1.0F, 2.0F, 3.0F, 4.0F}).view({2, 2})));
+  EXPECT_FALSE(bare.target.defined());
+  EXPECT_THAT(bare.columns, ElementsAre("a", "b"));
+  EXPECT_TRUE(bare.classes.empty() && bare.target_column.empty());
+  const CsvTable table = parse(text, {.target = "kind", .features = {"b"}});
+  EXPECT_TRUE(table.data.equal(torch::tensor({2.0F, 4.0F}).view({2, 1})));
+  EXPECT_TRUE(table.target.equal(torch::tensor({1, 0})));
+  EXPECT_EQ(table.target_column, "kind");
+  EXPECT_EQ(parse("x\n1\n", {.features = {"x"}}).data.numel(), 1) << "one column is enough";
+  EXPECT_THAT(refused(text, {.features = {"a", "c"}}), HasSubstr("no column 'c'"));
+  EXPECT_THAT(refused(text, {.target = "name", .features = {"a"}}), HasSubstr("no column 'name'"));
+  EXPECT_THAT(refused("a,a\n1,2\n", {.features = {"a"}}), HasSubstr("two columns called 'a'"));
+  EXPECT_THAT(refused("a,b,a\n1,2,3\n"), HasSubstr("two columns called 'a'"));
+}
+
+TEST(Csv, ClassesMayBeGiven) {
+  const std::vector<std::string> classes = {"1", "10", "x"};
+  const CsvTable table = parse("a,y\n0,10\n0,x\n0,01\n", {.classes = classes});
+  EXPECT_TRUE(table.target.equal(torch::tensor({1, 2, 0})));
+  EXPECT_EQ(table.classes, classes);
+  EXPECT_THAT(refused("a,y\n0,xx\n", {.classes = classes}),
+              HasSubstr("the class 'xx', which is none of the 3 classes of the model; did you mean 'x'?"));
+  EXPECT_THAT(refused("a,y\n0,0\n", {.classes = classes}), HasSubstr("the class '0'"));
+  EXPECT_THAT(refused("a,y\n0,\n"), HasSubstr("line 2, column 'y' has no class"));
+}
+
+TEST(Csv, ALineOfNumbersIsPerhapsNoHeader) {
+  const Warnings warnings;
+  EXPECT_EQ(parse("1,2\n3,4\n").data.numel(), 1);
+  EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("taken for the names of the columns")));
+}
+
 class CsvFile : public InFolder {};
 
 TEST_F(CsvFile, IsRead) {
   write_image_file(folder_ / "a.csv", "x,y\n1,0\n");
   EXPECT_EQ(read_csv(folder_ / "a.csv").target.size(0), 1);
-  EXPECT_THAT(error_of([&] { read_csv(folder_ / "b.csv"); }), HasSubstr("cannot read"));
+  EXPECT_THAT(error_of([&] { read_csv(folder_ / "b.csv"); }),
+              HasSubstr("b.csv': no such file; check the path"));
+  EXPECT_THAT(error_of([&] { read_csv(folder_); }), HasSubstr("it is not a regular file"));
+  write_image_file(folder_ / "b.csv", "");
+  EXPECT_THAT(error_of([&] { read_csv(folder_ / "b.csv"); }), HasSubstr("is empty"));
 }
 
 }  // namespace

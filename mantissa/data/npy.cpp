@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -38,8 +39,17 @@ constexpr std::array<std::pair<std::string_view, at::ScalarType>, 9> kDtypes{{{"
 /// JSON.
 std::string as_json(std::string_view literal) {
   std::string json;
+  bool has_comma = false;  // it is not written yet, because none may stand behind the last element
   for (size_t i = 0; i < literal.size(); ++i) {
     const std::string_view rest = literal.substr(i);
+    if (has_comma && std::string_view(" \n").find(rest.front()) == std::string_view::npos) {
+      if (std::string_view(")}]").find(rest.front()) == std::string_view::npos) json += ',';
+      has_comma = false;
+    }
+    if (rest.front() == ',') {
+      has_comma = true;
+      continue;
+    }
     if (rest.starts_with("True") || rest.starts_with("False")) {
       const bool is_true = rest.front() == 'T';
       json += is_true ? "true" : "false";
@@ -48,9 +58,6 @@ std::string as_json(std::string_view literal) {
       json += '"';
     } else if (rest.front() == '(' || rest.front() == ')') {
       json += rest.front() == '(' ? '[' : ']';
-    } else if (rest.front() == ',' && rest.find_first_not_of(", \n") < rest.size() &&
-               std::strchr(")}]", rest[rest.find_first_not_of(", \n")]) != nullptr) {
-      continue;  // a comma behind the last element
     } else {
       json += rest.front();
     }
@@ -78,15 +85,18 @@ at::ScalarType dtype_of(const Json& descr, const std::string& name) {
                     "', which libtorch lacks; convert it with .astype(), for example to float32 or int64");
 }
 
-/// Returns the number of values, if it is not absurd.
+/// Returns the number of values; `most` + 1 for more than these.
 int64_t count_of(const std::vector<int64_t>& shape, int64_t most) {
+  const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  // Strides are products of the other sizes.
+  const int64_t limit = is_empty ? int64_t{1} << 60 : most;
   int64_t count = 1;
   for (const int64_t size : shape) {
-    if (size == 0) return 0;
-    if (count > most / size) return most + 1;
+    if (size == 0) continue;
+    if (count > limit / size) return most + 1;
     count *= size;
   }
-  return count;
+  return is_empty ? 0 : count;
 }
 
 }  // namespace
@@ -124,8 +134,12 @@ NpyHeader parse_npy_header(std::string_view bytes, int64_t file_size, const std:
 }
 
 at::Tensor read_npy(const std::filesystem::path& path) {
+  std::error_code ignored;
+  TORCH_CHECK(std::filesystem::is_regular_file(path, ignored), "cannot read '", path.string(),
+              "': ", std::filesystem::exists(path, ignored) ? "it is not a regular file" : "no such file",
+              "; give a file of numpy.save()");
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  TORCH_CHECK(file, "cannot read '", path.string(), "'; give a file of numpy.save()");
+  TORCH_CHECK(file, "cannot read '", path.string(), "'; check its permissions");
   const auto size = static_cast<int64_t>(file.tellg());
   std::string bytes(static_cast<size_t>(std::min(size, kMaxHeader + 16)), '\0');
   file.seekg(0).read(bytes.data(), std::ssize(bytes));

@@ -63,6 +63,7 @@ TEST_F(Npy, EveryShape) {
   EXPECT_EQ(read(npy(header_of("<i8", "()"), bytes_of(torch::tensor(7)))).item<int64_t>(), 7);
   EXPECT_THAT(read(npy(header_of("<i8", "(1,)"), bytes_of(torch::tensor({7})))).sizes(), ElementsAre(1));
   EXPECT_THAT(read(npy(header_of("<f4", "(0, 5)"), "")).sizes(), ElementsAre(0, 5));
+  EXPECT_THAT(read(npy(header_of("<f4", "(5, 0)"), "")).sizes(), ElementsAre(5, 0));
   const at::Tensor want = torch::arange(24, at::kInt).view({2, 3, 4});
   const std::string transposed = bytes_of(want.permute({2, 1, 0}).contiguous());
   const at::Tensor got = read(npy(header_of("<i4", "(2, 3, 4)", "True"), transposed));
@@ -92,6 +93,7 @@ TEST_F(Npy, WhatIsNoTensorIsRefused) {
               HasSubstr("needs more"))
       << "nothing is allocated";
   EXPECT_THAT(error_of([&] { read_npy(folder_ / "none.npy"); }), HasSubstr("cannot read"));
+  EXPECT_THAT(error_of([&] { read_npy(folder_); }), HasSubstr(folder_.string()));
 }
 
 }  // namespace

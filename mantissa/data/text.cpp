@@ -1,38 +1,22 @@
 #include "mantissa/data/text.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
-#include <system_error>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+
+#include "mantissa/data/read_file_internal.h"
 
 namespace mantissa {
 
 namespace fs = std::filesystem;
 
 at::Tensor load_text(const fs::path& path) {
-  std::error_code error;
-  const bool regular = fs::is_regular_file(path, error);
-  TORCH_CHECK(!error || error == std::errc::no_such_file_or_directory, "cannot read text file '",
-              path.string(), "': ", error.message(), "; check the path and its permissions");
-  TORCH_CHECK(regular, "cannot read text file '", path.string(),
-              "': ", fs::exists(path, error) ? "it is not a regular file" : "no such file",
-              "; check the path");
-  const uintmax_t size = fs::file_size(path, error);
-  TORCH_CHECK(!error, "cannot read text file '", path.string(), "': ", error.message(), "; check the path");
-  TORCH_CHECK_VALUE(size > 0, "text file '", path.string(), "' is empty; give one with text in it");
-  errno = 0;
-  std::ifstream in(path, std::ios::binary);
-  TORCH_CHECK(in.good(), "cannot open text file '", path.string(),
-              "': ", std::generic_category().message(errno), "; check its permissions");
-  at::Tensor bytes =
-      at::empty({static_cast<int64_t>(size)}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
-  in.read(static_cast<char*>(bytes.mutable_data_ptr()), static_cast<std::streamsize>(size));
-  TORCH_CHECK(in.gcount() == static_cast<std::streamsize>(size), "cannot read text file '", path.string(),
-              "': ", in.gcount(), " of ", size,
-              " bytes could be read; check the disk, and that nothing writes to the file");
+  at::Tensor bytes;
+  read_file(path, "text file", [&](int64_t size) {
+    bytes = at::empty({size}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
+    return static_cast<char*>(bytes.mutable_data_ptr());
+  });
   return bytes;
 }
 

@@ -72,14 +72,23 @@ at::Tensor product(const at::Tensor& a, const Matrices& a_factor, const at::Tens
   return sums.mul_(std::max(one, other)).mul_(std::min(one, other));
 }
 
-/// What backward() needs of forward(). Autograd keeps it in an IValue.
+/// What backward() needs of forward(). Autograd keeps it in an IValue, which lives as long as the graph. The tensors are saved
+/// apart, so that autograd frees them when a backward pass has used them.
 struct SavedMatrices : torch::CustomClassHolder {
   std::shared_ptr<Fp8LinearState> state;
   Matrices a, b;
   at::ScalarType a_dtype = at::kFloat, b_dtype = at::kFloat;
-  bool uses_current_scales = false;   ///< before the first step has ended
+  Fp8Roles current_scales;            ///< the tensors that have no scale of DelayedScaling yet
   std::shared_ptr<Fp8Sample> sample;  ///< null unless errors are sampled
   at::Tensor original_a, original_b;  ///< for the sample
+
+  /// Calls `visit` with each tensor.
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    for (at::Tensor* const each : {&a.quantized.codes, &a.quantized.scale_inv, &b.quantized.codes,
+                                   &b.quantized.scale_inv, &original_a, &original_b})
+      visit(*each);
+  }
 };
 
 /// Returns a b^T of matrices [..., m, k] and [..., n, k], in float32.
@@ -91,10 +100,10 @@ class MatmulFp8 : public torch::autograd::Function<MatmulFp8> {
     const auto no_autocast = without_autocast();
     auto saved = c10::make_intrusive<SavedMatrices>();
     saved->state = state;
-    saved->uses_current_scales = !state->has_scales();
+    saved->current_scales = ~state->has_scales();
     saved->a_dtype = a.scalar_type(), saved->b_dtype = b.scalar_type();
     {
-      Fp8Quantizer quantizer(*state, /*records_amaxes=*/has_graph, saved->uses_current_scales);
+      Fp8Quantizer quantizer(*state, /*records_amaxes=*/has_graph, saved->current_scales);
       saved->a = quantized(quantizer, a, Fp8Role::kInput);
       saved->b = quantized(quantizer, b, Fp8Role::kWeight);
       saved->sample = quantizer.sample_of_errors();
@@ -105,6 +114,9 @@ class MatmulFp8 : public torch::autograd::Function<MatmulFp8> {
       saved->sample->add_error("output", y,
                                at::matmul(saved->original_a, saved->original_b.transpose(-1, -2)));
     }
+    torch::autograd::variable_list tensors;
+    saved->for_each_tensor([&](at::Tensor& each) { tensors.push_back(std::exchange(each, {})); });
+    context->save_for_backward(std::move(tensors));
     context->saved_data["factors"] = c10::IValue::make_capsule(std::move(saved));
     return y;
   }
@@ -117,11 +129,15 @@ class MatmulFp8 : public torch::autograd::Function<MatmulFp8> {
     torch::autograd::variable_list result(4);
     if (!gradients[0].defined()) return result;
     const auto no_autocast = without_autocast();
-    const auto saved =
-        c10::static_intrusive_pointer_cast<SavedMatrices>(context->saved_data["factors"].toCapsule());
+    // A copy: the graph's own must not hold the tensors.
+    const auto saved = c10::make_intrusive<SavedMatrices>(
+        *c10::static_intrusive_pointer_cast<SavedMatrices>(context->saved_data["factors"].toCapsule()));
+    const torch::autograd::variable_list tensors = context->get_saved_variables();
+    auto next = tensors.begin();
+    saved->for_each_tensor([&](at::Tensor& each) { each = *next++; });
     Matrices dy;
     {
-      Fp8Quantizer quantizer(*saved->state, /*records_amaxes=*/true, saved->uses_current_scales);
+      Fp8Quantizer quantizer(*saved->state, /*records_amaxes=*/true, saved->current_scales);
       dy = quantized(quantizer, gradients[0], Fp8Role::kGradient);
     }
     const at::Tensor values = dy.values(), columns = values.transpose(-1, -2);

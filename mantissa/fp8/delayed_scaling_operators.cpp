@@ -8,6 +8,7 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/isinf.h>
 #include <ATen/ops/nan_to_num.h>
+#include <ATen/ops/reciprocal.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -34,7 +35,9 @@ at::Tensor largest(const at::Tensor& history) {
 /// Returns the scales that follow `scale`, where `quotient` are those of the amaxes.
 at::Tensor next_scales(const at::Tensor& scale, const at::Tensor& amax, const at::Tensor& quotient) {
   const at::Tensor next = at::where(at::isinf(quotient), std::numeric_limits<float>::max(), quotient);
-  return at::where(at::isfinite(amax).logical_and(amax > 0), next, scale);
+  // No value could be restored from codes whose scale has an infinite inverse.
+  const at::Tensor has_inverse = at::isinf(next.reciprocal()).logical_not();
+  return at::where(at::isfinite(amax).logical_and(amax > 0).logical_and(has_inverse), next, scale);
 }
 
 }  // namespace

@@ -62,7 +62,8 @@ FormatSupportInfo fp8_support_of_capability(int capability, const Fp8Recipe& rec
 }
 
 FormatSupportInfo fp8_support(at::Device device, const Fp8Recipe& recipe) {
-  if (device.is_cpu()) return {FormatSupport::kEmulated, "FP8 codes are multiplied in float32"};
+  if (device.is_cpu())
+    return {FormatSupport::kEmulated, "FP8 codes are multiplied exactly and summed in float32"};
   if (!device.is_cuda()) return emulated(c10::str(device.type(), " has no FP8 products that libtorch knows"));
   if (cuda_device_count() == 0) return {FormatSupport::kUnavailable, why_no_cuda()};
   return fp8_support_of_capability(capability_of(device), recipe);

@@ -58,7 +58,7 @@ TEST(Fp8Training, APlainLinearTrains) {
     (i == 0 ? first : last) = loss.item<double>();
   }
   EXPECT_LT(last, 0.9 * first);
-  EXPECT_TRUE(state->has_scales());
+  EXPECT_TRUE(state->has_scales().all());
 }
 
 TEST(Fp8Training, ComputesAsLinearFp8InARegionAndPlainlyOutside) {
@@ -195,7 +195,8 @@ TEST(Fp8Autocast, F8_21_CalibrationRecordsAmaxesAndComputesInHighPrecision) {
   EXPECT_EQ(amax(1), (layer->weight + 0).abs().max().item<float>());
   EXPECT_TRUE(at::equal(state->forward.scale, at::ones({3})));
   state->update_scales();
-  EXPECT_TRUE(state->has_scales()) << "the next step uses them";
+  EXPECT_EQ(state->has_scales(), Fp8Roles(0b011))
+      << "the next step uses them, and the first gradient has one of its own";
   torch::nn::Linear stateless(16, 8);
   const auto none = mark(stateless, MXFP8BlockScaling());
   const StateDict before = saved(*none);
@@ -292,7 +293,7 @@ TEST(Fp8Training, EvaluationOfAnUntrainedLayerUsesCurrentScaling) {
   const Fp8Autocast region;
   const auto current = std::make_shared<Fp8LinearState>(Float8CurrentScaling());
   EXPECT_TRUE(at::equal(layer(x), linear_fp8(x, layer->weight + 0, layer->bias, current)));
-  EXPECT_FALSE(state->has_scales());
+  EXPECT_TRUE(state->has_scales().none());
 }
 
 /// Two blocks of FP8 layers, trained with and without recomputation.
@@ -373,13 +374,58 @@ TEST(Fp8Training, AScaleOfOneIsAScale) {
   layer->weight.data().fill_(448);
   const auto state = mark(layer);
   step(layer, torch::full({4, 16}, 448.F));
-  EXPECT_FALSE(state->has_scales());
+  EXPECT_TRUE(state->has_scales().none());
   state->update_scales();
   EXPECT_TRUE(at::equal(state->forward.scale, at::ones({3})));
-  EXPECT_TRUE(state->has_scales());
+  EXPECT_TRUE(state->has_scales().all());
   const auto loaded = std::make_shared<Fp8LinearState>(state->recipe());
   loaded->load_state_dict(StateReader(saved(*state)));
-  EXPECT_TRUE(loaded->has_scales());
+  EXPECT_TRUE(loaded->has_scales().all());
+}
+
+TEST(Fp8Training, ATensorWithoutAScaleUsesCurrentScaling) {
+  const at::Tensor x = wide({4, 16});
+  const auto step_of = [&](torch::nn::Linear& layer, float gradient) {
+    layer->zero_grad();
+    const Fp8Autocast region;
+    layer(x).backward(at::full({4, 8}, gradient));
+    return (layer->weight.grad() + 0).abs().max().item<float>();
+  };
+  torch::nn::Linear layer(torch::nn::LinearOptions(16, 8).bias(false));
+  const auto state = mark(layer);
+  step_of(layer, 0);
+  state->update_scales();
+  EXPECT_EQ(state->has_scales(), Fp8Roles(0b011)) << "the gradient was 0";
+  EXPECT_GT(step_of(layer, 1e-7F), 0) << "a scale of 1 would flush it to 0";
+  state->update_scales();
+  EXPECT_TRUE(state->has_scales().all());
+}
+
+TEST(Fp8Training, AnInfiniteAmaxIsNoScale) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(16, 8).bias(false));
+  const auto state = mark(layer);
+  at::Tensor broken = torch::full({4, 16}, 4000.F);
+  broken[0][0] = std::numeric_limits<float>::infinity();
+  step(layer, broken);
+  state->update_scales();
+  EXPECT_FALSE(state->has_scales().test(0));
+  const at::Tensor x = torch::full({4, 16}, 4000.F);
+  {
+    const torch::NoGradGuard no_grad;
+    const Fp8Autocast region;
+    const at::Tensor weight = layer->weight + 0;
+    const at::Tensor error = (layer(x) - at::linear(x, weight)).abs();
+    EXPECT_TRUE((error <= 0.07 * at::linear(x, weight.abs())).all().item<bool>())
+        << "a scale of 1 would saturate the input";
+  }
+  const int64_t steps = std::get<DelayedScaling>(state->recipe()).amax_history_len;
+  for (int64_t i = 0; i < steps; ++i) {
+    EXPECT_FALSE(state->has_scales().test(0)) << "inf is in the window, after step " << i;
+    step(layer, x);
+    state->update_scales();
+  }
+  EXPECT_TRUE(state->has_scales().test(0));
+  EXPECT_EQ(state->forward.scale[0].item<float>(), 448.F / 4000.F);
 }
 
 TEST(Fp8Training, ACopyOfALayerHasAStateOfItsOwn) {
@@ -411,12 +457,12 @@ TEST(Fp8Training, ACopyOfAModesLayerBeginsANewState) {
     const at::Tensor first = layer->weight.detach().clone(), second = layer->weight.detach().clone();
     const auto its_state = fp8_state_of(first);
     EXPECT_TRUE(weight_rule(first)->belongs_to_mode());
-    EXPECT_EQ(its_state->has_scales(), recipe_name(recipe) == "NVFP4BlockScaling");
+    EXPECT_EQ(its_state->has_scales().all(), recipe_name(recipe) == "NVFP4BlockScaling");
     EXPECT_EQ(its_state->stream(), 0);
     EXPECT_NE(its_state->seed(), state->seed());
     EXPECT_NE(its_state->seed(), fp8_state_of(second)->seed());
     const Fp8Autocast region;
-    const Fp8Recipe now = its_state->has_scales() ? recipe : Float8CurrentScaling();
+    const Fp8Recipe now = its_state->has_scales().all() ? recipe : Float8CurrentScaling();
     EXPECT_TRUE(at::equal(at::linear(x, first),
                           linear_fp8(x, layer->weight + 0, {}, std::make_shared<Fp8LinearState>(now))));
   }

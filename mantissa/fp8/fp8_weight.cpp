@@ -39,7 +39,7 @@ at::Tensor magnitude_of(const at::Tensor& values) {
 
 /// Returns the codes that a product of the weight makes.
 Fp8Weight::Codes nearest(const at::Tensor& values, Fp8LinearState& state) {
-  Fp8Quantizer quantizer(state, /*records_amaxes=*/false, /*uses_current_scales=*/!state.has_scales());
+  Fp8Quantizer quantizer(state, /*records_amaxes=*/false, ~state.has_scales());
   const bool is_delayed = std::holds_alternative<DelayedScaling>(state.recipe());
   return {quantizer.quantize(values, Fp8Role::kWeight), is_delayed ? magnitude_of(values) : at::Tensor()};
 }

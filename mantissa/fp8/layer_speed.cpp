@@ -6,13 +6,16 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/linear.h>
 #include <c10/util/Exception.h>
+#include <c10/util/overloaded.h>
 
 #include "mantissa/core/cpu_features.h"
 #include "mantissa/core/cuda_driver_internal.h"
@@ -63,10 +66,37 @@ std::string name_of(at::ScalarType dtype) {
   return format ? std::string(info(*format).name) : c10::toString(dtype);
 }
 
+/// Names the recipe and its settings that change the kernels and are not the default.
+std::string variant_of(const Fp8Recipe& recipe) {
+  const auto format = [](const auto& each) {
+    if (each.fp8_format == std::decay_t<decltype(each)>{}.fp8_format) return "";
+    return each.fp8_format == Fp8Format::kHybrid ? "-HYBRID" : "-E4M3";
+  };
+  const auto square = [](const auto& each) {
+    if (each.enable_2d_quantization == std::decay_t<decltype(each)>{}.enable_2d_quantization) return "";
+    return each.enable_2d_quantization ? "-2d" : "-1d";
+  };
+  const std::string settings = std::visit(
+      c10::overloaded([&](const DelayedScaling& each) { return c10::str(format(each)); },
+                      [&](const Float8CurrentScaling& each) {
+                        return c10::str(format(each), each.scale.power_of_two ? "-powers-of-2" : "");
+                      },
+                      [&](const Float8BlockScaling& each) {
+                        return c10::str(format(each), each.power_of_two ? "" : "-any-scale");
+                      },
+                      [&](const MXFP8BlockScaling& each) { return c10::str(format(each), square(each)); },
+                      [&](const NVFP4BlockScaling& each) {
+                        return c10::str(square(each), each.random_hadamard_transform ? "" : "-no-transform",
+                                        each.stochastic_rounding ? "" : "-nearest");
+                      }),
+      recipe);
+  return c10::str(recipe_name(recipe), settings);
+}
+
 std::string key_of(const Fp8LayerShape& shape) {
   const std::string weight =
       shape.weight == shape.input ? std::string() : c10::str("-", name_of(shape.weight));
-  return c10::str(recipe_name(shape.recipe), '.', name_of(shape.input), weight, '.', shape.in, "-to-",
+  return c10::str(variant_of(shape.recipe), '.', name_of(shape.input), weight, '.', shape.in, "-to-",
                   shape.out, '.', shape.tokens, "-tokens");
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/isinf.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
@@ -40,7 +41,7 @@ struct SavedFactors : torch::CustomClassHolder {
   at::ScalarType input_dtype = at::kFloat, weight_dtype = at::kFloat;
   std::optional<at::ScalarType> bias_dtype;  ///< unset without a bias
   std::vector<int64_t> input_sizes;
-  bool uses_current_scales = false;
+  Fp8Roles current_scales;
   std::optional<Original> original;
   bool is_native = false;  ///< whether the device multiplies the codes
 };
@@ -76,7 +77,7 @@ struct Call {
   bool records_graph =
       false;  ///< asked by the caller: in forward() no graph is recorded, whatever the caller does
   bool records_amaxes = true;
-  bool uses_current_scales = false;
+  Fp8Roles current_scales = {};  ///< the tensors that have none of DelayedScaling yet
 };
 
 /// Adds those of the gradients that a backward pass has computed.
@@ -101,13 +102,13 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     saved->input_dtype = x.scalar_type(), saved->weight_dtype = weight.scalar_type();
     if (bias) saved->bias_dtype = bias->scalar_type();
     saved->input_sizes = x.sizes().vec();
-    saved->uses_current_scales = call.uses_current_scales;
+    saved->current_scales = call.current_scales;
     saved->is_native = state->multiplies_natively(x);
     const Fp8Product how = saved->is_native ? Fp8Product::kNativeFast : Fp8Product::kEmulated;
     std::optional<Fp8Factor> factor, input;
     const at::Tensor rows = rows_of_input(x);
     {
-      Fp8Quantizer quantizer(*state, call.records_amaxes, call.uses_current_scales);
+      Fp8Quantizer quantizer(*state, call.records_amaxes, call.current_scales);
       // First, because it refuses a weight that has changed, and no history has been written then.
       factor = quantizer.weight_factor(weight, call.codes);
       input = quantizer.quantize(rows, Fp8Role::kInput);
@@ -153,7 +154,7 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     const at::Tensor rows = rows_of_input(gradient).contiguous();
     std::optional<Fp8Factor> factor, transposed;
     if (context->needs_input_grad(0) || context->needs_input_grad(1)) {
-      Fp8Quantizer quantizer(*saved->state, /*records_amaxes=*/true, saved->uses_current_scales);
+      Fp8Quantizer quantizer(*saved->state, /*records_amaxes=*/true, saved->current_scales);
       factor = quantizer.quantize(rows, Fp8Role::kGradient);
       if (transposed_input && context->needs_input_grad(1))
         transposed = quantizer.quantize_transposed(rows, *factor, Fp8Role::kGradient, true);
@@ -205,7 +206,9 @@ void add_to(std::vector<StepGroup>& groups, DelayedScalingState& state, at::Scal
 }  // namespace
 
 Fp8LinearState::Fp8LinearState(Fp8Recipe recipe, uint64_t seed)
-    : recipe_(std::move(recipe)), seed_(seed), has_scales_(!std::holds_alternative<DelayedScaling>(recipe_)) {
+    : recipe_(std::move(recipe)),
+      seed_(seed),
+      has_scales_(std::holds_alternative<DelayedScaling>(recipe_) ? 0 : ~0ULL) {
   if (const auto* const delayed = std::get_if<DelayedScaling>(&recipe_)) {
     forward = delayed_scaling_state(*delayed, 3);
     backward = delayed_scaling_state(*delayed, 2);
@@ -234,11 +237,27 @@ void drop_amaxes(const DelayedScalingState& state, GradientAmaxes kept) {
     if (kept == GradientAmaxes::kNone || !std::isfinite(amaxes[i])) amaxes[i] = 0;
 }
 
-/// Whether one of the tensors has occurred in the step in progress.
-bool has_amaxes(const DelayedScalingState& state) {
-  if (!state.amax_history.is_cpu()) return state.amax_history[0].ne(0).any().item<bool>();
-  const float* const amaxes = state.amax_history.const_data_ptr<float>();  // row 0
-  return std::any_of(amaxes, amaxes + state.amax_history.size(1), [](float amax) { return amax != 0; });
+/// Whether the end of the step computes a scale for this tensor: it has occurred in the step, with a finite amax, and no
+/// amax of the window is infinite, which would keep the old scale.
+bool gets_scale(const at::Tensor& history, int64_t tensor, bool has_window) {
+  const auto amax = history[0][tensor].item<float>();
+  if (!std::isfinite(amax) || amax <= 0) return false;
+  return !has_window || !at::isinf(history.select(1, tensor)).any().item<bool>();
+}
+
+/// Returns the tensors of a layer that have a scale after the step. Reads those without one alone, whose device would wait.
+Fp8Roles with_new_scales(Fp8Roles scales, const DelayedScalingState& forward,
+                         const DelayedScalingState& backward, const DelayedScaling& recipe) {
+  if (scales.all()) return scales;
+  const bool has_window = !recipe.amax_compute && recipe.amax_compute_algo == AmaxComputeAlgo::kMax;
+  const auto look = [&](Fp8Role role, const DelayedScalingState& state, int64_t tensor) {
+    const auto bit = static_cast<size_t>(role);
+    if (!scales[bit]) scales[bit] = gets_scale(state.amax_history, tensor, has_window);
+  };
+  look(Fp8Role::kInput, forward, 0);
+  look(Fp8Role::kWeight, forward, 1);
+  look(Fp8Role::kGradient, backward, 0);
+  return scales;
 }
 
 }  // namespace
@@ -257,9 +276,10 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
   for (size_t i = 0; i < states.size(); ++i)
     if (std::get<DelayedScaling>(delayed[i / 2]->recipe_).reduce_amax) reduced.push_back(next[i]);
   if (reduction && !reduced.empty()) reduce_amaxes(reduced, reduction);  // they share tensors with `next`
-  std::vector<bool> have_amaxes;
-  for (size_t i = 0; i < states.size(); i += 2)
-    have_amaxes.push_back(delayed[i / 2]->has_scales_ || has_amaxes(next[i]));
+  std::vector<Fp8Roles> have_scales;
+  for (size_t i = 0; i < delayed.size(); ++i)
+    have_scales.push_back(with_new_scales(delayed[i]->has_scales_, next[2 * i], next[2 * i + 1],
+                                          std::get<DelayedScaling>(delayed[i]->recipe_)));
   std::vector<StepGroup> groups;
   for (size_t i = 0; i < states.size(); ++i) {
     const auto& recipe = std::get<DelayedScaling>(delayed[i / 2]->recipe_);
@@ -269,7 +289,7 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
   for (const StepGroup& group : groups) advance_together(group.states, group.dtype, *group.recipe);
   commit(next, states);
   for (size_t i = 0; i < delayed.size(); ++i) {
-    if (have_amaxes[i]) delayed[i]->has_scales_ = true;
+    delayed[i]->has_scales_ = have_scales[i];
     if (delayed[i]->cache_) delayed[i]->cache_->is_of_this_step = false;
   }
 }
@@ -333,7 +353,7 @@ StateDict Fp8LinearState::state_dict() const {
   const auto dict_of = [](const DelayedScalingState& state) {
     return StateDict{{"scale", state.scale}, {"amax_history", state.amax_history}};
   };
-  result["has_scales"] = has_scales_;
+  result["has_scales"] = static_cast<int64_t>(has_scales_.to_ulong());
   result["forward"] = dict_of(forward);
   result["backward"] = dict_of(backward);
   return result;
@@ -346,9 +366,10 @@ void Fp8LinearState::load_state_dict(const StateReader& state) {
   if (const auto* const delayed = std::get_if<DelayedScaling>(&recipe_)) {
     DelayedScalingState next_forward = scales_from(state.at("forward"), forward.scale.numel()),
                         next_backward = scales_from(state.at("backward"), backward.scale.numel());
+    const auto has_scales = static_cast<uint64_t>(state.at("has_scales").to_count());
     resize_history(next_forward, delayed->amax_history_len);
     resize_history(next_backward, delayed->amax_history_len);
-    has_scales_ = state.at("has_scales").to_bool();
+    has_scales_ = has_scales;
     forward = std::move(next_forward), backward = std::move(next_backward);
   }
   seed_ = std::bit_cast<uint64_t>(seed), stream_ = stream, is_faster_ = is_faster;
@@ -403,7 +424,7 @@ at::Tensor linear_fp8_in_training(const at::Tensor& x, const at::Tensor& weight,
                {.codes = has_graph ? Fp8WeightCodes::kUseKeptIfSame : Fp8WeightCodes::kUseKeptOrMake,
                 .records_graph = has_graph,
                 .records_amaxes = has_graph,
-                .uses_current_scales = !state->has_scales()});
+                .current_scales = ~state->has_scales()});
 }
 
 }  // namespace mantissa

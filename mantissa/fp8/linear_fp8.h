@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,11 @@ enum class GradientAmaxes : uint8_t {
   kFinite,  ///< all but inf, which comes from a backward pass that overflowed
   kNone     ///< none, because the step was skipped: its gradients overflowed
 };
+
+/// What a tensor is for a product of a layer.
+enum class Fp8Role : uint8_t { kInput, kWeight, kGradient };
+/// A bit for each Fp8Role.
+using Fp8Roles = std::bitset<3>;
 
 class Fp8Sample;
 
@@ -66,9 +72,10 @@ class Fp8LinearState final : public Stateful {
   Fp8Native native() const { return native_; }
   void set_native(Fp8Native native) { native_ = native; }
 
-  /// Whether a step has ended in which the input or the weight had an amax. Before that, a weight with an
-  /// Fp8TrainingRule computes with the scales of Float8CurrentScaling. True with other recipes, which need no step.
-  bool has_scales() const { return has_scales_; }
+  /// The tensors that have a scale of DelayedScaling: those for which a step has ended with a finite amax above 0. For the
+  /// others, a weight with an Fp8TrainingRule computes with the scales of Float8CurrentScaling. All of them with other recipes,
+  /// which need no step.
+  Fp8Roles has_scales() const { return has_scales_; }
 
   /// Counts from now on what quantization does to the layer's tensors, in all products that record amaxes; what was counted
   /// before is dropped. A sampled product has the same bits.
@@ -88,8 +95,8 @@ class Fp8LinearState final : public Stateful {
   /// Returns the number of the next stream of random numbers, and counts it.
   int64_t next_stream();
 
-  /// Returns "seed", "stream" and, with DelayedScaling, "has_scales", and "forward" and "backward" with "scale" and
-  /// "amax_history" each; and "is_faster_in_fp8" if that was decided, so that a resumed run computes the same.
+  /// Returns "seed", "stream" and, with DelayedScaling, "has_scales" (a bit for each Fp8Role), and "forward" and "backward" with
+  /// "scale" and "amax_history" each; and "is_faster_in_fp8" if that was decided, so that a resumed run computes the same.
   /// Memory: shares the tensors: see snapshot().
   StateDict state_dict() const override;
   /// Continues from a state that has the same recipe. A history of another length is cut or padded by
@@ -111,7 +118,7 @@ class Fp8LinearState final : public Stateful {
   std::optional<bool> is_faster_;  ///< in FP8, once it was decided
   uint64_t seed_;
   int64_t stream_ = 0;
-  bool has_scales_;
+  Fp8Roles has_scales_;
   std::unique_ptr<WeightCache> cache_;
   std::shared_ptr<Fp8Sample> sample_;  ///< null unless the layer is sampled
   mutable std::mutex mutex_;           ///< of products, which write amaxes, the cache and the stream

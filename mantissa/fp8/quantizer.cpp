@@ -131,11 +131,11 @@ Fp8Factor Fp8Quantizer::quantize(const at::Tensor& matrix, Fp8Role role) {
         DelayedScalingState& scales = role == Fp8Role::kGradient ? state_.backward : state_.forward;
         const at::ScalarType dtype = fp8_dtype(recipe.fp8_format, pass_of(role));
         const int64_t tensor = is_weight ? 1 : 0;
-        if (!records_amaxes_ && !uses_current_scales_)
-          return quantize_fp8(matrix, dtype, scales.scale[tensor]);
+        const bool is_current = current_scales_[static_cast<size_t>(role)];
+        if (!records_amaxes_ && !is_current) return quantize_fp8(matrix, dtype, scales.scale[tensor]);
         QuantizedFp8 quantized;
         if (records_amaxes_) quantized = quantize_fp8_delayed(matrix, dtype, scales, tensor);
-        return uses_current_scales_ ? quantize_fp8_current(matrix, dtype) : quantized;
+        return is_current ? quantize_fp8_current(matrix, dtype) : quantized;
       },
       [&](const Float8CurrentScaling& recipe) -> Quantized {
         return quantize_fp8_current(matrix, fp8_dtype(recipe.fp8_format, pass_of(role)), recipe.scale);

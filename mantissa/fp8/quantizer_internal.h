@@ -61,9 +61,6 @@ at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bia
 }  // namespace operators
 }  // namespace fp8
 
-/// What a factor is quantized as.
-enum class Fp8Role : uint8_t { kInput, kWeight, kGradient };
-
 /// Where a product takes the codes of its weight from.
 enum class Fp8WeightCodes : uint8_t {
   kMake,           ///< makes them
@@ -76,13 +73,13 @@ enum class Fp8WeightCodes : uint8_t {
 /// Quantizes the factors of a layer's products by its recipe. While one lives, no other thread uses the state.
 class Fp8Quantizer {
  public:
-  /// `records_amaxes`: false leaves the state as it is. `uses_current_scales`: with DelayedScaling, the scales are those of
-  /// Float8CurrentScaling.
-  Fp8Quantizer(Fp8LinearState& state, bool records_amaxes, bool uses_current_scales)
+  /// `records_amaxes`: false leaves the state as it is. `current_scales`: with DelayedScaling, the tensors whose scales are
+  /// those of Float8CurrentScaling.
+  Fp8Quantizer(Fp8LinearState& state, bool records_amaxes, Fp8Roles current_scales)
       : state_(state),
         lock_(state.mutex_),
         records_amaxes_(records_amaxes),
-        uses_current_scales_(uses_current_scales) {}
+        current_scales_(current_scales) {}
 
   Fp8Factor quantize(const at::Tensor& matrix, Fp8Role role);
 
@@ -112,7 +109,8 @@ class Fp8Quantizer {
 
   Fp8LinearState& state_;
   std::lock_guard<std::mutex> lock_;
-  bool records_amaxes_, uses_current_scales_;
+  bool records_amaxes_;
+  Fp8Roles current_scales_;
 };
 
 struct Fp8LinearState::WeightCache {

@@ -41,6 +41,11 @@ float fp8_scale(float amax, float max, const Fp8ScaleOptions& options) {
 void check_recipe(const DelayedScaling& recipe) {
   TORCH_CHECK_VALUE(recipe.amax_history_len >= 1, "DelayedScaling: amax_history_len is ",
                     recipe.amax_history_len, "; a history has at least 1 step");
+  constexpr int64_t kLongest = int64_t{1} << 20;
+  TORCH_CHECK_VALUE(recipe.amax_history_len <= kLongest, "DelayedScaling: amax_history_len is ",
+                    recipe.amax_history_len,
+                    ", and each layer keeps five numbers for a step; choose at most ", kLongest,
+                    ", such as Transformer Engine's 1024");
   TORCH_CHECK_VALUE(recipe.margin >= -126 && recipe.margin <= 126, "DelayedScaling: margin is ",
                     recipe.margin,
                     ", and 2^-margin would be no normal number; use a margin from -126 to 126");

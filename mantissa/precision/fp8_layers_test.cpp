@@ -343,7 +343,8 @@ TEST(Fp8Layers, F8_50_RequiredNativeProductsAreRefusedBeforeAnyWork) {
 TEST(Fp8Layers, ANoteSaysWhoMultiplies) {
   for (const Fp8Native native : {Fp8Native::kAuto, Fp8Native::kOff})
     EXPECT_EQ(make_precision("fp8-mixed", at::kCPU, {.fp8_native = native})->layer_note(),
-              "FP8 products (DelayedScaling) are emulated on cpu: FP8 codes are multiplied in float32");
+              "FP8 products (DelayedScaling) are emulated on cpu: FP8 codes are multiplied exactly and "
+              "summed in float32");
 }
 
 TEST(Fp8Layers, CudaModesExistOnlyWhereThereIsAGpu) {

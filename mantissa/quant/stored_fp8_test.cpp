@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -58,6 +59,29 @@ TEST(StoredFp8, AModelThatHasItPackedGetsTheCodes) {
   make_fp8_weight(own, std::make_shared<Fp8LinearState>(Float8CurrentScaling()));
   EXPECT_EQ(dequantize_plain(file.tensors, {{"fc.weight", own}}).size(), file.tensors.size());
   EXPECT_EQ(dequantize_plain(file.tensors, {{"fc.weight", torch::zeros({150, 70})}}).size(), 2);
+}
+
+TEST(StoredFp8, AModelOfAnotherRecipeGetsTheValues) {
+  const std::vector<Fp8Recipe> recipes = {DelayedScaling(), Float8CurrentScaling(), Float8BlockScaling(),
+                                          MXFP8BlockScaling{.enable_2d_quantization = true}};
+  for (const Fp8Recipe& saved : recipes)
+    for (const Fp8Recipe& loaded : recipes) {
+      const File file(saved);
+      torch::nn::Linear layer(torch::nn::LinearOptions(70, 150));
+      make_fp8_weight(layer->weight, std::make_shared<Fp8LinearState>(loaded));
+      const bool is_same = recipe_name(saved) == recipe_name(loaded);
+      EXPECT_EQ(is_stored_as(layer->weight, "fc.weight", file.tensors), is_same);
+      std::map<std::string, at::Tensor> tensors =
+          dequantize_plain(file.tensors, {{"fc.weight", layer->weight}});
+      torch::nn::Sequential holder(torch::nn::SequentialImpl({{"fc", torch::nn::AnyModule(layer)}}));
+      PartsLoader loader(*holder, tensors);
+      EXPECT_EQ(tensors.size(), 1) << "the bias";
+      loader.load();
+      const at::Tensor got = packed_data(layer->weight)->dequantize(at::kFloat);
+      EXPECT_TRUE(!is_same || got.equal(file.values));
+      EXPECT_LE(((got - file.values) / file.values.abs().clamp_min(0.1)).abs().max().item<float>(), 0.0626F)
+          << recipe_name(saved) << " to " << recipe_name(loaded);
+    }
 }
 
 TEST(StoredFp8, OtherTensorsAreNone) {

@@ -1,5 +1,6 @@
 #include "mantissa/quant/stored_weights.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -130,12 +131,38 @@ std::map<std::string, at::Tensor> dequantize_stored(std::map<std::string, at::Te
   return tensors;
 }
 
+bool is_stored_as(const at::Tensor& own, const std::string& name,
+                  const std::map<std::string, at::Tensor>& tensors) {
+  const auto state = packed_data(own)->state(name);
+  const bool is_fp8 = is_stored_fp8(dtypes_of(state), name);
+  const bool has_all = std::all_of(state.begin(), state.end(), [&](const auto& part) {
+    const auto found = tensors.find(part.first);
+    return found != tensors.end() && found->second.scalar_type() == part.second.scalar_type() &&
+           (!is_fp8 || found->second.sizes() == part.second.sizes());
+  });
+  return has_all && (!is_fp8 || stored_fp8_parts(dtypes_of(tensors), name).size() == state.size());
+}
+
+namespace {
+
+/// Whether the model keeps the codes of a weight as they are stored.
+bool keeps_codes(const at::Tensor& own, const std::string& name,
+                 const std::map<std::string, at::Tensor>& tensors) {
+  if (!is_packed(own)) return false;
+  const bool is_fp8 = is_stored_fp8(dtypes_of(tensors), name) &&
+                      is_stored_fp8(dtypes_of(packed_data(own)->state(name)), name);
+  return !is_fp8 || is_stored_as(own, name, tensors);
+}
+
+}  // namespace
+
 std::map<std::string, at::Tensor> dequantize_plain(std::map<std::string, at::Tensor> tensors,
                                                    const std::map<std::string, at::Tensor>& own,
                                                    at::ScalarType dtype) {
   for (const std::string& name : quantized_weights_of(tensors)) {
     const auto weight = own.find(name);
-    if (weight == own.end() || !is_packed(base_weight(weight->second))) dequantize_one(tensors, name, dtype);
+    if (weight == own.end() || !keeps_codes(base_weight(weight->second), name, tensors))
+      dequantize_one(tensors, name, dtype);
   }
   return tensors;
 }

@@ -42,8 +42,14 @@ std::vector<std::string> quantized_weights_of(const std::map<std::string, at::Te
 std::map<std::string, at::Tensor> dequantize_stored(std::map<std::string, at::Tensor> tensors,
                                                     at::ScalarType dtype = at::kFloat);
 
+/// Whether the tensors have the packed weight `own` in the form that the model would be saved in: each of its parts in its
+/// dtype. In FP8, whose recipes differ in the scales, these are exactly the parts, in their shapes.
+bool is_stored_as(const at::Tensor& own, const std::string& name,
+                  const std::map<std::string, at::Tensor>& tensors);
+
 /// As dequantize_stored(), but leaves those weights as they are stored that the model itself has packed. `own` has the
-/// model's weights by name. Where a weight has an adapter, the weight under the adapter counts.
+/// model's weights by name. Where a weight has an adapter, the weight under the adapter counts. A weight that both have in FP8,
+/// by recipes with other scales, is dequantized: the model quantizes it again.
 std::map<std::string, at::Tensor> dequantize_plain(std::map<std::string, at::Tensor> tensors,
                                                    const std::map<std::string, at::Tensor>& own,
                                                    at::ScalarType dtype = at::kFloat);

@@ -14,8 +14,8 @@ const std::vector<OptimizerEntry>& optimizers() {
 namespace cli {
 
 const std::vector<DataKind>& data_kinds() {
-  static const std::vector<DataKind> none;
-  return none;
+  static const std::vector<DataKind> one = {{.name = "none"}};
+  return one;
 }
 
 std::vector<std::string> registered_names(Registry /*registry*/) { return {"none"}; }

@@ -26,6 +26,9 @@ void check(const at::Tensor& images, const at::Tensor& target, const ByteImageOp
     TORCH_CHECK_VALUE(numbers->empty() || std::ssize(*numbers) == images.size(1),
                       "ByteImageDataset: ", numbers->size(), " numbers for ", images.size(1),
                       " channels; give a mean and a std for each");
+  TORCH_CHECK_VALUE(
+      std::all_of(options.mean.begin(), options.mean.end(), [](float mean) { return std::isfinite(mean); }),
+      "ByteImageDataset: a mean is not finite; give what is subtracted from pixels");
   TORCH_CHECK_VALUE(std::all_of(options.std.begin(), options.std.end(),
                                 [](float std) { return std != 0 && std::isfinite(std); }),
                     "ByteImageDataset: a std is 0 or not finite; give what pixels are divided by");

@@ -61,7 +61,8 @@ TEST(ByteImages, EqualSeedsGiveEqualBatchesWhateverTheWorkers) {
       numbered({20, 1, 6, 6}), torch::arange(20), ByteImageOptions{.padding = 2, .flip_probability = 0.5});
   DataLoader one(dataset, {.batch_size = 3, .shuffle = true, .seed = 5}),
       two(dataset, {.batch_size = 3, .shuffle = true, .seed = 5, .num_workers = 2}),
-      other(dataset, {.batch_size = 3, .seed = 6});
+      in_order(dataset, {.batch_size = 3, .seed = 5}), other(dataset, {.batch_size = 3, .seed = 6});
+  EXPECT_FALSE(in_order.next()->data.equal(other.next()->data)) << "the same images, changed otherwise";
   at::Tensor first;
   while (const auto batch = one.next()) {
     if (!first.defined()) first = batch->data.clone();

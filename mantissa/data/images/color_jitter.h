@@ -12,7 +12,7 @@ struct ColorJitterOptions {
 };
 
 /// Changes brightness, contrast, saturation and hue at random, in random order (torchvision: ColorJitter).
-/// Errors:  c10::ValueError from the constructor for a negative or non-finite number, or a hue above 0.5.
+/// Errors:  c10::ValueError from the constructor for a negative number, or one above 1e6, or a hue above 0.5.
 /// Example: color_jitter_test.cpp, ColorJitter.ChangesNothingByDefault.
 class ColorJitter {
  public:

@@ -106,6 +106,14 @@ TEST_F(ImageFolderTest, SaysWhatIsMissing) {
   EXPECT_THAT(error_of([&] { images(); }), HasSubstr("the class 'bird' has no images"));
 }
 
+TEST_F(ImageFolderTest, LinksAreFollowedButNotInACircle) {
+  std::filesystem::create_directory_symlink(root() / "ant", root() / "ant" / "itself");
+  std::filesystem::create_symlink("nowhere", root() / "ant" / "leads nowhere");
+  EXPECT_EQ(images()->size(), 6);
+  std::filesystem::create_directory_symlink(root(), root() / "ant" / "all");
+  EXPECT_EQ(images()->size(), 9) << "the link adds the cats, and not the folder that it is in";
+}
+
 TEST_F(ImageFolderTest, AFileThatHasGoneIsNamed) {
   const auto data = dataset();
   std::filesystem::remove(root() / "ant" / "1.JPG");

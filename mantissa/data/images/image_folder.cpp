@@ -31,15 +31,32 @@ bool is_image_name(const fs::path& path) {
   TORCH_CHECK(false, "cannot read '", path, "': ", why.message(), "; check the path and its permissions");
 }
 
-/// Returns the paths of a class's images: folder by folder, each sorted by name.
+using FolderId = std::pair<dev_t, ino_t>;
+
+FolderId id_of(const fs::path& folder) {
+  struct stat status {};
+  if (::stat(folder.c_str(), &status) != 0) refuse_path(folder.string(), {errno, std::generic_category()});
+  return {status.st_dev, status.st_ino};
+}
+
+/// Returns the paths of a class's images: folder by folder, each sorted by name. A link to a folder that it is in is not followed.
 std::vector<std::string> images_below(const fs::path& folder) {
   std::vector<std::pair<std::string, std::string>>
       found;  // folder and name, so that sorting goes by folders first
   std::error_code error;
   fs::recursive_directory_iterator entries(folder, fs::directory_options::follow_directory_symlink, error);
-  for (const fs::recursive_directory_iterator end; !error && entries != end; entries.increment(error))
-    if (is_image_name(entries->path()) && !entries->is_directory())
+  std::vector<FolderId> around = {id_of(folder)};  // the folders that the entry is in
+  for (const fs::recursive_directory_iterator end; !error && entries != end; entries.increment(error)) {
+    if (entries->is_directory(error)) {
+      around.resize(static_cast<size_t>(entries.depth()) + 1);
+      const FolderId id = id_of(entries->path());
+      if (std::find(around.begin(), around.end(), id) != around.end()) entries.disable_recursion_pending();
+      around.push_back(id);
+    } else if (is_image_name(entries->path())) {
       found.emplace_back(entries->path().parent_path().string(), entries->path().filename().string());
+    }
+    error.clear();  // a link that leads nowhere is no folder
+  }
   if (error) refuse_path(folder.string(), error);
   std::sort(found.begin(), found.end());
   std::vector<std::string> paths;
@@ -80,6 +97,9 @@ std::string_view ImageFolder::read(int64_t index, std::string& buffer) const {
   if (::fstat(file, &status) != 0) refuse();
   TORCH_CHECK(S_ISREG(status.st_mode), "cannot read '", path,
               "': it is not a regular file; remove it from the folder");
+  constexpr int64_t kMostBytes = int64_t{1} << 30;
+  TORCH_CHECK_VALUE(status.st_size <= kMostBytes, "cannot read '", path, "': ", status.st_size,
+                    " bytes are no image; remove it from the folder");
   buffer.resize(static_cast<size_t>(status.st_size));
   size_t done = 0;
   while (done < buffer.size()) {

@@ -21,7 +21,6 @@ using namespace std::string_view_literals;
 struct JpegErrors : jpeg_error_mgr {
   std::jmp_buf back = {};
   char text[JMSG_LENGTH_MAX] = {};  ///< the error, or the warning that the data are cut off or corrupt
-  bool damaged = false;
 
   static JpegErrors& of(j_common_ptr codec) { return *static_cast<JpegErrors*>(codec->err); }
 
@@ -33,11 +32,18 @@ struct JpegErrors : jpeg_error_mgr {
   /// libjpeg makes up pixels where data are missing, and warns. A warning about bytes between segments is harmless.
   static void on_message(j_common_ptr codec, int level) {
     JpegErrors& errors = of(codec);
-    if (level >= 0 || errors.damaged || errors.msg_code == JWRN_EXTRANEOUS_DATA ||
-        errors.msg_code == JWRN_JFIF_MAJOR || errors.msg_code == JWRN_ADOBE_XFORM)
+    if (level >= 0 || errors.msg_code == JWRN_EXTRANEOUS_DATA || errors.msg_code == JWRN_JFIF_MAJOR ||
+        errors.msg_code == JWRN_ADOBE_XFORM)
       return;
-    errors.damaged = true;
-    errors.format_message(codec, errors.text);
+    on_error(codec);
+  }
+  /// A progressive file may go over all its pixels again for a few bytes.
+  static void on_progress(j_common_ptr codec) {
+    constexpr int kMostScans = 500;  // encoders write about ten
+    if (reinterpret_cast<j_decompress_ptr>(codec)->input_scan_number <= kMostScans) return;
+    JpegErrors& errors = of(codec);
+    std::snprintf(errors.text, sizeof errors.text, "it has more than %d scans", kMostScans);
+    std::longjmp(errors.back, 1);
   }
   static void ignore(j_common_ptr /*codec*/) {}
 
@@ -74,6 +80,8 @@ class JpegDecoder final : public ImageDecoder {
     jpeg_create_decompress(&codec_);
     jpeg_mem_src(&codec_, reinterpret_cast<const unsigned char*>(bytes.data()),
                  static_cast<unsigned long>(bytes.size()));
+    progress_.progress_monitor = JpegErrors::on_progress;
+    codec_.progress = &progress_;
     jpeg_read_header(&codec_, TRUE);
     height_ = codec_.image_height;
     width_ = codec_.image_width;
@@ -86,7 +94,7 @@ class JpegDecoder final : public ImageDecoder {
     const int64_t height = (box.top + box.height + shrink - 1) / shrink - top;
     const int64_t width = (box.left + box.width + shrink - 1) / shrink - left;
     out.reshape(height, width);
-    if (!decode_part(shrink, {top, left, height, width}, out) || errors_.damaged) refuse();
+    if (!decode_part(shrink, {top, left, height, width}, out)) refuse();
     return {top * shrink, left * shrink, shrink};
   }
 
@@ -131,6 +139,7 @@ class JpegDecoder final : public ImageDecoder {
 
   std::string name_;
   JpegErrors errors_;
+  jpeg_progress_mgr progress_{};
   jpeg_decompress_struct codec_{};
 };
 

@@ -30,6 +30,11 @@ class PngDecoder final : public ImageDecoder {
     }
     png_set_read_fn(png_, this, on_read);
     png_set_user_limits(png_, 0x7FFFFFFF, 0x7FFFFFFF);  // the number of pixels is checked instead
+    // Texts and profiles change no pixel, and may become a thousand times as large as they are in the file.
+    constexpr auto kUnused = "tEXt\0zTXt\0iTXt\0iCCP\0eXIf\0sPLT\0"sv;
+    png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER,
+                                reinterpret_cast<png_const_bytep>(kUnused.data()),
+                                static_cast<int>(kUnused.size() / 5));
     png_read_info(png_, info_);
     height_ = png_get_image_height(png_, info_);
     width_ = png_get_image_width(png_, info_);

@@ -11,6 +11,7 @@
 #include <torch/nn/module.h>
 
 #include "mantissa/trainer/trainer.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 
@@ -77,7 +78,8 @@ bool DivergenceMonitor::is_state_good(const Trainer& trainer) const {
   const std::vector<at::Tensor> parameters = trainer.module()->parameters();
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
     // Frozen weights, such as quantized ones, stay as they are.
-    return !parameter.requires_grad() || at::isfinite(parameter.detach()).all().item<bool>();
+    return !parameter.requires_grad() ||
+           at::isfinite(mantissa::dequantize(parameter.detach())).all().item<bool>();
   });
 }
 

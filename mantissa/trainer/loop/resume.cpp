@@ -31,23 +31,13 @@ std::string counted(size_t count, const char* what) {
   return std::to_string(count) + (count == 1 ? " weight is " : " weights are ") + what;
 }
 
-/// Whether a checkpoint has everything that the packed weight consists of, as if it had been saved in this form.
-bool has_codes(const std::map<std::string, at::Tensor>& stored, const std::string& name,
-               const at::Tensor& weight) {
-  const auto state = packed_data(weight)->state(name);
-  return std::all_of(state.begin(), state.end(), [&](const auto& part) {
-    const auto found = stored.find(part.first);
-    return found != stored.end() && found->second.scalar_type() == part.second.scalar_type();
-  });
-}
-
 /// Returns how many packed weights of a module a checkpoint has as plain numbers.
 size_t count_plain(const std::map<std::string, at::Tensor>& stored, const torch::nn::Module& module) {
   size_t count = 0;
   for (const auto& [name, weight] : named_weights(module)) {
     const auto found = stored.find(name);
     if (found != stored.end() && is_packed(base_weight(weight)) && found->second.is_floating_point() &&
-        found->second.sizes() == weight.sizes() && !has_codes(stored, name, base_weight(weight)))
+        found->second.sizes() == weight.sizes() && !is_stored_as(base_weight(weight), name, stored))
       ++count;
   }
   return count;
@@ -155,16 +145,16 @@ void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
   torch::nn::Module& module = task_.module();
   const std::map<std::string, at::Tensor> masters = master_weights_for(module, checkpoint, from);
   std::map<std::string, at::Tensor> stored = checkpoint.weights;
-  for (const auto& [name, weight] : named_weights(module))
-    if (const auto master = masters.find(name);
-        master != masters.end() && is_packed(weight) && !has_codes(stored, name, weight))
-      stored[name] = master->second;  // quantized from the most exact values
   const std::map<std::string, at::Tensor> own = named_weights(module);
   std::vector<std::string> changes{counted(count_plain(stored, module), "quantized")};
   // A module whose weights are not packed gets the values of those that were.
   std::vector<std::string> codes = quantized_weights_of(stored);
   stored = dequantize_plain(std::move(stored), own);
   for (const std::string& kept : quantized_weights_of(stored)) std::erase(codes, kept);
+  for (const auto& [name, weight] : own)
+    if (const auto master = masters.find(name);
+        master != masters.end() && is_packed(weight) && !is_stored_as(weight, name, stored))
+      stored[name] = master->second;  // quantized from the most exact values
   changes.push_back(restored(codes, own));
   PartsLoader packed(module, stored, from);  // takes their parts out of `stored`
   changes.push_back(narrowed(stored, module));

@@ -1,0 +1,113 @@
+#include "cli/data_names.h"
+
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/run_folder.h"
+#include "cli/train_run.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/data/dataset.h"
+#include "mantissa/io/atomic_file.h"
+#include "mantissa/io/json_internal.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// A dataset whose labels have other numbers.
+class Renumbered final : public Dataset {
+ public:
+  /// Shape of `numbers`: int64 [classes].
+  Renumbered(std::shared_ptr<const Dataset> dataset, at::Tensor numbers)
+      : dataset_(std::move(dataset)), numbers_(std::move(numbers)) {}
+  int64_t size() const override { return dataset_->size(); }
+  Batch get_batch(const at::Tensor& indices) const override {
+    return renumbered(dataset_->get_batch(indices));
+  }
+  Batch draw_batch(const at::Tensor& indices, const at::Generator& generator) const override {
+    return renumbered(dataset_->draw_batch(indices, generator));
+  }
+
+ private:
+  Batch renumbered(Batch batch) const {
+    batch.target = numbers_.index_select(0, batch.target);
+    return batch;
+  }
+
+  std::shared_ptr<const Dataset> dataset_;
+  at::Tensor numbers_;
+};
+
+/// Returns a name as JSON keeps it: in UTF-8, which the name of a folder need not be.
+std::string in_json(const std::string& name) { return Json::parse(dump(name)).get<std::string>(); }
+
+std::vector<std::string> in_json(const std::vector<std::string>& names) {
+  std::vector<std::string> kept;
+  for (const std::string& name : names) kept.push_back(in_json(name));
+  return kept;
+}
+
+}  // namespace
+
+void save_names(const DataNames& names, const std::filesystem::path& run) {
+  Json json;
+  if (!names.classes.empty()) json["classes"] = names.classes;
+  if (!names.columns.empty()) json["columns"] = names.columns, json["target"] = names.target;
+  if (!names.dtype.empty()) json["dtype"] = names.dtype;
+  if (json.is_null()) return;
+  write_file_atomically(run / kDataNames, dump(json) + "\n", Links::kReplace);
+}
+
+DataNames load_names(const std::filesystem::path& run) {
+  const std::filesystem::path file = run / kDataNames;
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(file, ignored)) return {};
+  std::ifstream in(file, std::ios::binary);
+  DataNames names;
+  try {
+    const Json json = Json::parse(in);
+    const auto list = [&](const char* key) { return json.value(key, std::vector<std::string>()); };
+    names = {.classes = list("classes"),
+             .columns = list("columns"),
+             .target = json.value("target", std::string()),
+             .dtype = json.value("dtype", std::string())};
+  } catch (const Json::exception&) {
+    names = {};  // refused below, as what names nothing
+  }
+  const auto is_set = [](const std::vector<std::string>& all) {
+    return std::set<std::string>(all.begin(), all.end()).size() == all.size();
+  };
+  TORCH_CHECK_VALUE((!names.classes.empty() || !names.dtype.empty()) && is_set(names.classes) &&
+                        is_set(names.columns) && names.columns.empty() == names.target.empty(),
+                    "'", file.string(),
+                    "' is damaged: it does not say what the run calls its classes; restore it from a copy");
+  return names;
+}
+
+std::shared_ptr<const Dataset> number_as_in(const std::vector<std::string>& run,
+                                            const std::vector<std::string>& classes,
+                                            std::shared_ptr<const Dataset> dataset, const std::string& data) {
+  const std::vector<std::string> known = in_json(run), given = in_json(classes);
+  if (known == given) return dataset;
+  std::map<std::string, int64_t> positions;
+  for (const std::string& name : known) positions.emplace(name, std::ssize(positions));
+  std::vector<int64_t> numbers;
+  for (const std::string& name : given) {
+    const auto found = positions.find(name);
+    TORCH_CHECK_VALUE(found != positions.end(), "--data ", data, " has the class '", fit_for_message(name),
+                      "', which is none of the ", known.size(), " classes of the run",
+                      did_you_mean(name, known), "; give data of those classes");
+    numbers.push_back(found->second);
+  }
+  return std::make_shared<Renumbered>(std::move(dataset), at::tensor(numbers, at::kLong));
+}
+
+}  // namespace mantissa::cli
