@@ -76,6 +76,8 @@ std::string option_of_run(const GenerateCommand& c, const char* option) {
 std::optional<Tokenizer> find_tokenizer(const GenerateCommand& c) {
   if (c.tokenizer) return load_tokenizer(*c.tokenizer);
   const std::filesystem::path folder = c.model.folder;
+  TORCH_CHECK_VALUE(std::filesystem::exists(folder), "'", c.model.folder,
+                    "' does not exist; give a run's folder, or one with config.json and weights");
   if (std::filesystem::exists(folder / "config.yaml")) {
     const std::string used = option_of_run(c, "tokenizer");
     if (used.empty()) return std::nullopt;
@@ -156,8 +158,6 @@ Json to_json(const TrainedModel& run, const Trainer& trainer, const at::Tensor& 
 
 void run_generate(const GenerateCommand& c) {
   check_json(c.json);
-  TORCH_CHECK_VALUE(std::filesystem::exists(c.model.folder), "'", c.model.folder,
-                    "' does not exist; give a run's folder, or one with config.json and weights");
   // check_json() knows the files of a run, beside which others may lie.
   const bool is_run = std::filesystem::exists(std::filesystem::path(c.model.folder) / "config.yaml");
   check_is_no_input(c.json, {is_run ? "" : c.model.folder, c.tokenizer.value_or("")});

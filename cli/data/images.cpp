@@ -131,7 +131,7 @@ Data load_images(const std::string& name, const FitOptions& o) {
   data.train = dataset(train, augmentation(o.images), o.images);
   if (val) {
     data.val = dataset(with_labels(val, o), evaluation(o.images), o.images);
-    data.file_of = [val](int64_t index) { return val->name(index); };
+    data.file_of = [source = val](int64_t index) { return source->name(index); };
     return data;
   }
   // Equal seeds split both alike, so that no image is in both parts.

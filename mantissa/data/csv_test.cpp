@@ -93,7 +93,7 @@ TEST(Csv, ClassesMayBeGiven) {
   EXPECT_TRUE(table.target.equal(torch::tensor({1, 2, 0})));
   EXPECT_EQ(table.classes, classes);
   EXPECT_THAT(refused("a,y\n0,xx\n", {.classes = classes}),
-              HasSubstr("the class 'xx', which is none of the 3 classes of the model; did you mean 'x'?"));
+              HasSubstr("the class 'xx', which is none of the 3 classes of the model"));
   EXPECT_THAT(refused("a,y\n0,0\n", {.classes = classes}), HasSubstr("the class '0'"));
   EXPECT_THAT(refused("a,y\n0,\n"), HasSubstr("line 2, column 'y' has no class"));
 }
