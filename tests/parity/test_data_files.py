@@ -52,7 +52,7 @@ def test_arrays_that_are_no_tensor_are_refused(read, tmp_path, dtype):
 def test_tables_are_those_that_the_csv_module_wrote(read, tmp_path, dialect):
     rng = np.random.default_rng(2)
     data = rng.normal(size=(50, 3)) * [1, 1e-20, 1e20]
-    names = np.array(['a, "b"', "two\nlines", "c", ""])[rng.integers(0, 4, 50)]
+    names = np.array(['a, "b"', "two\nlines", "c", " "])[rng.integers(0, 4, 50)]
     with open(tmp_path / "a.csv", "w", newline="") as file:
         writer = csv.writer(file, dialect)
         writer.writerow(["x", "y, z", 'the "w"', "class"])
