@@ -203,8 +203,7 @@ void check_outputs(const ConvertCommand& c, const SafetensorsModel& model, const
     for (const fs::path& source : model.files())
       if (fs::equivalent(path, source, error))
         throw UsageError("'" + path.string() + "' is the input itself; choose another place for the output");
-    TORCH_CHECK(c.overwrite || !fs::exists(fs::symlink_status(path, error)), "'", path.string(),
-                "' already exists; choose another place, or give --overwrite");
+    check_is_new(path, c.overwrite);
   }
   check_other_form(layout);
   const fs::path target = layout.files.front().path;
@@ -281,8 +280,7 @@ fs::path config_to_copy(const ConvertCommand& c, const SafetensorsModel& model) 
   const bool is_file = fs::path(c.out).filename().string().ends_with(".safetensors");
   if (is_file || !c.to.empty() || !fs::is_regular_file(config, error) || fs::equivalent(config, copy, error))
     return {};
-  TORCH_CHECK(c.overwrite || !fs::exists(fs::symlink_status(copy, error)), "'", copy.string(),
-              "' already exists; choose another place, or give --overwrite");
+  check_is_new(copy, c.overwrite);
   return config;
 }
 

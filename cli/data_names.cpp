@@ -12,8 +12,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/json_output.h"
 #include "cli/run_folder.h"
-#include "cli/train_run.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/io/atomic_file.h"

@@ -14,10 +14,10 @@ namespace mantissa::cli {
 /// What the numbers of a data set stand for. Data that has nothing but numbers leaves all of it empty. A run keeps the names
 /// of its data, so that other data, in which a class is missing or columns have another order, is numbered alike.
 struct DataNames {
-  std::vector<std::string> classes;  ///< a label is a position in it
-  std::vector<std::string> columns;  ///< the features of a table
-  std::string target;                ///< the column of a table that has the classes
-  std::string dtype;  ///< of the values in arrays: "uint8", which are divided by 255, or "float32"
+  std::vector<std::string> classes = {};  ///< a label is a position in it
+  std::vector<std::string> columns = {};  ///< the features of a table
+  std::string target = {};                ///< the column of a table that has the classes
+  std::string dtype = {};  ///< of the values in arrays: "uint8", which are divided by 255, or "float32"
 };
 
 /// Writes the names to a run's folder. Without names, writes nothing.

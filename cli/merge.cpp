@@ -132,7 +132,6 @@ std::string config_beside(const std::string& output) {
 }
 
 void check_output(const std::string& file, bool overwrite) {
-  std::error_code error;
   check_is_new(file, overwrite);
   check_writable(file);
 }

@@ -10,8 +10,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/json_output.h"
 #include "cli/run_folder.h"
-#include "cli/train_run.h"
 #include "mantissa/core/error_message.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/trainer/trainer.h"

@@ -13,10 +13,10 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/json_output.h"
 #include "cli/number_flag.h"
 #include "cli/option_parsers.h"
 #include "cli/run_folder.h"
-#include "cli/train_run.h"
 #include "mantissa/data/images/image_folder.h"
 #include "mantissa/data/images/packed_images.h"
 

@@ -14,8 +14,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/Utils.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/sum.h>
 #include <torch/nn/module.h>
 
 #include "cli/adapters.h"
@@ -27,6 +25,7 @@
 #include "cli/loggers_and_callbacks.h"
 #include "cli/model_config.h"
 #include "cli/model_weights.h"
+#include "cli/nonfinite_values.h"
 #include "cli/resolve.h"
 #include "cli/run_data.h"
 #include "cli/run_folder.h"
@@ -123,15 +122,6 @@ void warn_if_all_steps_were_skipped(const FitResult& result) {
 }
 
 /// Otherwise a loss of nan after the training would be blamed on the training.
-/// Counts piece by piece, because at::isfinite() makes several tensors of its argument's size.
-int64_t nonfinite_values(const at::Tensor& weight) {
-  constexpr int64_t kPiece = int64_t{1} << 20;
-  int64_t count = 0;
-  for (const at::Tensor& piece : weight.flatten().split(kPiece))
-    count += piece.numel() - at::isfinite(piece).sum().item<int64_t>();
-  return count;
-}
-
 void check_finite_weights(const torch::nn::Module& module, const std::string& file) {
   std::string first;
   int64_t tensors = 0;
@@ -454,25 +444,6 @@ void print_table(const std::vector<Json>& results, std::FILE* to) {
   }
   std::fputs(table.c_str(), to);
 }
-
-}  // namespace
-
-std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
-
-void check_json(const std::string& file, const std::string& run) {
-  if (!file.empty() && file != "-") check_writable(file, run);
-}
-
-void write_json(const Json& json, const std::string& file) {
-  const std::string text = dump(json) + "\n";
-  if (file == "-") {
-    fmt::print("{}", text);
-  } else if (!file.empty()) {
-    write_file_atomically(file, text);
-  }
-}
-
-namespace {
 
 Json train_in_memory(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   const auto cure = [&] {

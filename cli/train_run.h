@@ -6,27 +6,14 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "cli/fit_options.h"
+#include "cli/json_output.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/trainer/classification_task.h"
 
 namespace mantissa::cli {
 
 class RunFolder;
-using Json = nlohmann::ordered_json;
-
-/// Returns `json` as text. JSON must be valid UTF-8, but a path in it need not be: invalid bytes become
-/// U+FFFD.
-std::string dump(const Json& json);
-
-/// Checks before a long run whether the file of `--json` can be written at its end. `run` is the folder that
-/// the run is about to make, or empty.
-/// Errors: those of check_writable().
-void check_json(const std::string& file, const std::string& run = {});
-/// Writes `json` to `file`, or to standard output if `file` is "-". If `file` is empty, writes nothing.
-void write_json(const Json& json, const std::string& file);
 
 /// Trains in a folder that it makes for the run. Returns the content of result.json, which includes `plan`
 /// (from plan_fit()) unless that is null.

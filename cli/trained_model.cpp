@@ -180,13 +180,13 @@ bool fits(const torch::nn::Module& module, const Shapes& stored) {
 /// Makes a model with as many classes as `weights` have, whatever the data suggests.
 /// Errors: c10::ValueError for data that such a model cannot read.
 void make_trained_model(TrainedModel& run, const FitOptions& trained, const SavedWeights& weights,
-                        bool is_other_data, bool reads_labels) {
+                        bool is_other_data) {
   const FitOptions& o = run.options;
   ModelInput& input = run.data.input;
   if (input.kind == InputKind::kImages) {
     if (const auto classes = classes_of(o.model, input, weights.shapes)) {
       input.classes = *classes;
-      if (reads_labels) check_labels(run.data, *classes, o.data);
+      if (o.reads_labels) check_labels(run.data, *classes, o.data);
     }
   }
   const EmptyInit are_loaded;  // memory that nobody has written to is not there yet
@@ -314,14 +314,9 @@ OptionValues options_of_public_model(const TrainedModelCommand& command) {
   return options;
 }
 
-}  // namespace
-
-namespace {
-
 /// Without the names of the run, the classes of other data have numbers of their own.
-void warn_without_names(const fs::path& folder, const FitOptions& o) {
-  const bool has_names = o.data.starts_with("csv:") || o.data.starts_with("images:");
-  if (!has_names || !o.names.classes.empty() || !o.reads_labels) return;
+void warn_without_names(const fs::path& folder, const FitOptions& o, const Data& data) {
+  if (data.names.classes.empty() || !o.names.classes.empty() || !o.reads_labels) return;
   TORCH_WARN("the run in '", folder.string(), "' has no ", kDataNames,
              ", which names its classes: those of --data ", o.data,
              " are numbered in their own order, which may be another one");
@@ -332,17 +327,18 @@ void warn_without_names(const fs::path& folder, const FitOptions& o) {
 TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use) {
   auto [run, saved, weights] = open_weights(command, saved_options(command.folder));
   // The weights decide which labels are valid, not --classes. Here any byte is accepted.
+  run.options.names = load_names(command.folder);
+  run.options.reads_labels = use != DataUse::kPrediction;
   FitOptions readable = run.options;
   readable.classes = 256;
-  readable.names = load_names(command.folder);
-  readable.reads_labels = use != DataUse::kPrediction;
-  if (command.flags.has("data")) warn_without_names(command.folder, readable);
-  const bool splits = use == DataUse::kValidation || !command.flags.has("data");
+  const bool is_other_data = command.flags.has("data"),
+             splits = use == DataUse::kValidation || !is_other_data;
   run.data = splits ? load_data(readable) : load_all_data(readable);
+  if (is_other_data) warn_without_names(command.folder, run.options, run.data);
   OptionValues before = command.flags;
   before.erase("data");
   make_trained_model(run, usage([&, &from = saved] { return resolve(merge(before, from)); }), weights,
-                     command.flags.has("data"), readable.reads_labels);
+                     is_other_data);
   load(run, weights, command.folder);
   return std::move(run);
 }

@@ -50,8 +50,8 @@ enum class DataUse {
   kPrediction,  ///< the same, and labels are not read
 };
 
-/// Opens the model and its data, whose classes get the numbers that they have in the run. The weights are those of `--weights`, else weights.safetensors, else those
-/// of the newest checkpoint.
+/// Opens the model and its data, whose classes get the numbers that they have in the run. The weights are those of
+/// `--weights`, else weights.safetensors, else those of the newest checkpoint.
 /// Errors: c10::Error and c10::ValueError that name a missing or unsuitable file.
 TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use);
 

@@ -12,8 +12,12 @@ namespace {
 /// Reads the columns of the run whose model reads the table, if there is one.
 Data load_table(const std::string& path, const FitOptions& o) {
   CsvOptions options{.target = o.target.empty() ? o.names.target : o.target, .features = o.names.columns};
-  if (!o.reads_labels && !options.features.empty()) options.target.clear();
-  if (!o.names.columns.empty() && o.reads_labels) options.classes = o.names.classes;
+  if (!o.names.columns.empty()) {
+    if (o.reads_labels)
+      options.classes = o.names.classes;
+    else
+      options.target.clear();
+  }
   CsvTable table = read_csv(path, options);
   // A row of features is an image of one row.
   return {.name = "csv",
@@ -26,8 +30,7 @@ Data load_table(const std::string& path, const FitOptions& o) {
                     .classes = std::ssize(table.classes)},
           .names = {.classes = std::move(table.classes),
                     .columns = std::move(table.columns),
-                    .target = std::move(table.target_column),
-                    .dtype = {}}};
+                    .target = std::move(table.target_column)}};
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ Data data_of(const Source& source, const ImageOptions& o) {
                     .height = o.size,
                     .width = o.size,
                     .classes = std::ssize(source->classes())},
-          .names = {.classes = source->classes(), .columns = {}, .target = {}, .dtype = {}},
+          .names = {.classes = source->classes()},
           .file_of = [source](int64_t index) { return source->name(index); }};
 }
 

@@ -4,13 +4,12 @@
 #include <string>
 #include <system_error>
 
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "cli/data/kinds.h"
 #include "cli/fit_options.h"
+#include "cli/nonfinite_values.h"
 #include "mantissa/data/images/byte_images.h"
 
 namespace mantissa::cli {
@@ -29,10 +28,7 @@ const char* dtype_name(at::ScalarType dtype) { return dtype == at::kByte ? "uint
 
 /// A loss of nan would be blamed on the training.
 void check_finite(const at::Tensor& images, const std::string& name) {
-  constexpr int64_t kPiece = int64_t{1} << 20;
-  int64_t wrong = 0;
-  for (const at::Tensor& piece : images.flatten().split(kPiece))
-    wrong += piece.numel() - at::isfinite(piece).sum().item<int64_t>();
+  const int64_t wrong = nonfinite_values(images);
   TORCH_CHECK_VALUE(wrong == 0, "'", name, "' has nan or inf in float32: ", wrong, " of ", images.numel(),
                     " values; leave those samples out");
 }
@@ -93,16 +89,15 @@ Data load_arrays(const std::string& path, const FitOptions& o) {
   const bool has_parts = fs::exists(folder / "train_data.npy", ignored);
   const Part train = read_part(folder, has_parts ? "train_" : "", o);
   const auto size_of = [](const Part& part) { return part.data.sizes().slice(1); };
-  Data data{
-      .name = "npy",
-      .train = dataset(train),
-      .val = nullptr,
-      .input = {.kind = InputKind::kImages,
-                .channels = train.data.size(1),
-                .height = train.data.size(2),
-                .width = train.data.size(3),
-                .classes = o.reads_labels ? train.target.max().item<int64_t>() + 1 : 0},
-      .names = {.classes = {}, .columns = {}, .target = {}, .dtype = dtype_name(train.data.scalar_type())}};
+  Data data{.name = "npy",
+            .train = dataset(train),
+            .val = nullptr,
+            .input = {.kind = InputKind::kImages,
+                      .channels = train.data.size(1),
+                      .height = train.data.size(2),
+                      .width = train.data.size(3),
+                      .classes = o.reads_labels ? train.target.max().item<int64_t>() + 1 : 0},
+            .names = {.dtype = dtype_name(train.data.scalar_type())}};
   if (!has_parts || !fs::exists(folder / "val_data.npy", ignored)) return data;
   const Part val = read_part(folder, "val_", o);
   TORCH_CHECK_VALUE(val.data.scalar_type() == train.data.scalar_type(), "'", path, "': val_data.npy has ",

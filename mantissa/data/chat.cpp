@@ -106,9 +106,9 @@ class Line {
         fail("has the role '" + fit_for_message(role) + "'; use system, user or assistant");
       if (role == "system" && messages.size() > 1) fail("has a system message that is not the first one");
     }
-    for (size_t i = 0; i < messages.size(); ++i) {
-      if (messages[i].role == "user") break;
-      if (messages[i].role == "assistant") fail("has an answer before the first message of the user");
+    for (const Message& message : messages) {
+      if (message.role == "user") break;
+      if (message.role == "assistant") fail("has an answer before the first message of the user");
     }
     const auto is_answer = [](const Message& message) { return message.role == "assistant"; };
     if (std::none_of(messages.begin(), messages.end(), is_answer)) fail("has no message of the assistant");
