@@ -14,6 +14,7 @@
 #include "cli/resolve.h"
 #include "cli/run_data.h"
 #include "cli/run_folder.h"
+#include "cli/run_result.h"
 #include "cli/train_run.h"
 #include "cli/without_effect.h"
 #include "mantissa/trainer/loop/interrupt.h"

@@ -9,6 +9,7 @@ namespace mantissa::cli {
 struct ImageOptions {
   int64_t size = 0;                 ///< pixels of each side; 0: 224
   double crop_scale = 0, flip = 0;  ///< see ImageAugmentationOptions
+  int64_t shift = 0;                ///< pixels
   double color_jitter = 0;          ///< of brightness, contrast and saturation
   int64_t rand_augment = 0;         ///< the magnitude; 0: none
   double mixup = 0, cutmix = 0;     ///< see MixOptions

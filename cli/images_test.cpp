@@ -186,10 +186,44 @@ TEST_F(Images, CifarTrainsWithAndWithoutATestPart) {
   expect_error(fit("--data cifar100:cifar --max-steps 1 --output other"), 1, {"has no train.bin"});
 }
 
+TEST_F(Images, SmallImagesMoveInTraining) {
+  const std::string common = "--lr-schedule constant --limit-val-batches 1 --mixup 0.2 --num-workers 2 ";
+  ASSERT_EQ(fit(common + "--shift 1 --max-steps 4 --output whole").status, 0);
+  ASSERT_EQ(fit(common + "--shift 1 --max-steps 2 --output run").status, 0);
+  ASSERT_EQ(run("resume run --quiet --max-steps 4").status, 0);
+  EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "whole/weights.safetensors"));
+  ASSERT_EQ(fit(common + "--max-steps 4 --output still").status, 0);
+  EXPECT_NE(read(folder_ / "still/weights.safetensors"), read(folder_ / "whole/weights.safetensors"));
+  expect_error(fit(common + "--shift 8 --max-steps 4 --output other"), 1,
+               {"--shift 8: --data digits has images of 8 x 8 pixels"});
+}
+
+TEST_F(Images, CifarMovesBy4UnlessAskedOtherwise) {
+  std::string records;
+  for (int i = 0; i < 20; ++i)
+    for (int byte = 0; byte < 3073; ++byte) records += static_cast<char>(byte == 0 ? i % 10 : byte * i % 251);
+  write("cifar/data_batch_1.bin", records);
+  const auto weights = [&](const std::string& folder, const std::string& option) {
+    const Outcome trained =
+        fit("--data cifar10:cifar --model resnet-tiny --batch-size 5 --precision 32-true --max-steps 2 "
+            "--val-fraction 0.25 --output " +
+            folder + option);
+    EXPECT_EQ(trained.status, 0) << trained.err;
+    return read(folder_ / folder / "weights.safetensors");
+  };
+  const std::string by_default = weights("default", "");
+  EXPECT_TRUE(by_default == weights("four", " --shift 4"));
+  EXPECT_FALSE(by_default == weights("none", " --shift 0"));
+}
+
 TEST_F(Images, OptionsWithoutEffectAreWarnedOf) {
-  const Outcome digits = fit("--max-steps 1 --limit-val-batches 1 --image-size 32 --mixup 0.2 --output run");
-  EXPECT_THAT(digits.err, AllOf(HasSubstr("--image-size has no effect with --data digits"),
-                                Not(HasSubstr("--mixup has no effect"))));
+  const Outcome digits =
+      fit("--max-steps 1 --limit-val-batches 1 --image-size 32 --mixup 0.2 --shift 1 --output run");
+  EXPECT_THAT(digits.err,
+              AllOf(HasSubstr("--image-size has no effect with --data digits"),
+                    Not(HasSubstr("--mixup has no effect")), Not(HasSubstr("--shift has no effect"))));
+  const Outcome photos = train("--data images:photos --max-steps 1 --shift 1 --output photos-run");
+  EXPECT_THAT(photos.err, HasSubstr("--shift has no effect with --data images:photos"));
   write("text.txt", std::string(4000, 'a'));
   const Outcome text =
       fit("--data text:text.txt --context 8 --max-steps 1 --limit-val-batches 1 --mixup 0.2 --output other");

@@ -10,6 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using testing::HasSubstr;
 
 class OtherData : public Program {
  protected:
@@ -87,7 +88,7 @@ TEST_F(OtherData, ATableTrainsAndIsEvaluated) {
     table += std::to_string(i % 7) + "," + std::to_string(i % 3 * 2) + (i % 3 == 0 ? ",oak\n" : ",ash\n");
   write("trees.csv", table);
   const Outcome trained =
-      fit("--data csv:trees.csv --model mlp --precision 32-true --max-epochs 20 --batch-size 8 --output run");
+      fit("--data csv:trees.csv --precision 32-true --max-epochs 20 --batch-size 8 --output run");
   ASSERT_EQ(trained.status, 0) << trained.err;
   EXPECT_EQ(trained.err, "");
   const Outcome validated = run("validate run --quiet --json -");
@@ -147,6 +148,22 @@ TEST_F(OtherData, ClassesAndColumnsOfATableAreFoundByTheirNames) {
       << "another table could be numbered otherwise";
 }
 
+TEST_F(OtherData, ATableThatIsSeldomMeantIsWarnedOf) {
+  const auto warning = [&](const std::string& rows) {
+    write("rows.csv", rows);
+    const Outcome outcome = fit("--data csv:rows.csv --max-steps 1 --val-fraction 0.5 --output run");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    fs::remove_all(folder_ / "run");
+    return outcome.err;
+  };
+  EXPECT_THAT(warning(",x,kind\n0,1,a\n1,3,b\n2,4,a\n3,5,b\n"),
+              HasSubstr("has a column of numbers without a name"));
+  EXPECT_THAT(warning("x,price\n0,1\n1,2.5\n2,1\n3,2\n"),
+              HasSubstr("each different number in the target 'price', such as 2.5, is a class"));
+  EXPECT_THAT(warning("x,kind\n0,a\n1,a\n2,a\n3,a\n"), HasSubstr("has one class only"));
+  EXPECT_EQ(warning("x,kind\n0,1\n1,2\n2,1\n3,2\n"), "");
+}
+
 TEST_F(OtherData, TooFewSamplesToHoldSomeOutNameTheData) {
   write("one.csv", "a,b\n1,x\n");
   expect_error(fit("--data csv:one.csv --model mlp --output run"), 1,
@@ -170,6 +187,7 @@ TEST_F(OtherData, ArraysOfNumpyTrainAndAreEvaluated) {
   const std::string words = "--model mlp --precision 32-true --max-epochs 10 --batch-size 4 --output ";
   const Outcome trained = fit("--data npy:all " + words + "run");
   ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_EQ(trained.err, "");
   const Outcome tested = run("test run --quiet --json - --data npy:all");
   EXPECT_EQ(nlohmann::json::parse(tested.out)["samples"], 20);
   EXPECT_EQ(nlohmann::json::parse(tested.out)["test_accuracy"], 1);
@@ -199,6 +217,9 @@ TEST_F(OtherData, ArraysOfNumpyTrainAndAreEvaluated) {
   fs::remove(folder_ / "all/target.npy");
   expect_error(fit("--data npy:all " + words + "third"), 1, {"target.npy': no such file"});
   expect_error(fit("--data npy:all/data.npy " + words + "third"), 1, {"give the folder that has it"});
+  write("last/data.npy", npy("|u1", "(20, 6, 5, 1)", pixels));
+  write("last/target.npy", npy("<i8", "(20,)", targets));
+  EXPECT_THAT(fit("--data npy:last " + words + "third").err, HasSubstr("if the channels are last"));
   write("nan/data.npy", npy("<f4", "(1, 2)", std::string("\0\0\0\0\0\0\xc0\x7f", 8)));
   write("nan/target.npy", npy("<i8", "(1,)", std::string(8, '\0')));
   expect_error(fit("--data npy:nan " + words + "third"), 1,

@@ -69,9 +69,18 @@ std::pair<std::string, std::string> modes_in(const std::string& precision, const
   return {first, fmt::format("{}", fmt::join(names.begin() + 1, names.end(), ","))};
 }
 
+/// Returns the defaults that are others for the data of `given`.
+OptionValues defaults_of_data(const OptionValues& given) {
+  OptionValues values;
+  const auto* const data = given.get_if<std::string>("data");
+  if (const DataKind* const kind = data ? find_data_kind(*data) : nullptr)
+    for (const auto& [option, value] : kind->defaults) values.set(option, value);
+  return values;
+}
+
 /// Returns every option, with the library's names for the values.
 OptionValues complete(const OptionValues& given) {
-  OptionValues values = merge(given, defaults(reads_text(given)));
+  OptionValues values = merge(merge(given, defaults_of_data(given)), defaults(reads_text(given)));
   const auto text_or_none = [&](const char* option) {
     const auto* const text = values.get_if<std::string>(option);
     return text ? *text : std::string();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -9,6 +10,7 @@
 #include "cli/options/groups.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/images/mix.h"
+#include "mantissa/data/images/shift.h"
 
 namespace mantissa::cli {
 namespace {
@@ -42,6 +44,26 @@ Data numbered(Data data, const FitOptions& o) {
   return data;
 }
 
+/// Returns the changes to the images of a batch, or none.
+/// Errors: c10::ValueError if the images are too small for them.
+Transform augmentation(const FitOptions& o, const Data& data) {
+  if (data.input.kind != InputKind::kImages) return {};
+  Transform shift, mix;
+  if (o.images.shift > 0 && !data.is_augmented) {
+    TORCH_CHECK_VALUE(o.images.shift < std::min(data.input.height, data.input.width), "--shift ",
+                      o.images.shift, ": --data ", o.data, " has images of ", data.input.height, " x ",
+                      data.input.width, " pixels, which could disappear; choose less");
+    shift = shift_images(o.images.shift);
+  }
+  if (o.images.mixup > 0 || o.images.cutmix > 0)
+    mix = mix_images(
+        {.num_classes = data.input.classes, .mixup_alpha = o.images.mixup, .cutmix_alpha = o.images.cutmix});
+  if (!shift || !mix) return shift ? shift : mix;
+  return [shift, mix](Batch batch, const at::Generator& generator) {
+    return mix(shift(std::move(batch), generator), generator);
+  };
+}
+
 }  // namespace
 
 ModelInput token_input(const FitOptions& o) {
@@ -61,6 +83,8 @@ std::vector<std::string> inputs_of(const FitOptions& o) {
 Data load_data(const FitOptions& o) {
   Data data = kind_of(o.data).load(path_of(o.data), o);
   if (!data.val) std::tie(data.train, data.val) = hold_out(data.train, o);
+  if (data.input.kind == InputKind::kImages && data.input.classes == 1)
+    TORCH_WARN("--data ", o.data, " has one class only, so there is nothing to learn");
   return numbered(std::move(data), o);
 }
 
@@ -80,9 +104,7 @@ std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
     options.replacement = true;
     options.num_samples = std::max<int64_t>(1, data.train->size() / data.input.context);
   }
-  if (data.input.kind == InputKind::kImages && (o.images.mixup > 0 || o.images.cutmix > 0))
-    options.transform = mix_images(
-        {.num_classes = data.input.classes, .mixup_alpha = o.images.mixup, .cutmix_alpha = o.images.cutmix});
+  options.transform = augmentation(o, data);
   return std::make_unique<DataLoader>(data.train, options);
 }
 

@@ -17,7 +17,6 @@
 #include <torch/nn/module.h>
 
 #include "cli/adapters.h"
-#include "cli/all_modes.h"
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fine_tuning.h"
@@ -31,6 +30,7 @@
 #include "cli/run_folder.h"
 #include "cli/run_length.h"
 #include "cli/run_optimizer.h"
+#include "cli/run_result.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/error_message.h"
 #include "mantissa/core/out_of_memory.h"
@@ -133,35 +133,6 @@ void check_finite_weights(const torch::nn::Module& module, const std::string& fi
   const std::string others = tensors > 1 ? fmt::format(" (and {} more tensors)", tensors - 1) : "";
   TORCH_CHECK(tensors == 0, "--weights ", file, ": ", first, others,
               " are nan or inf, from which nothing can be trained; give a file from before its run diverged");
-}
-
-Json metric(const Metrics& metrics, const std::string& name) {
-  const auto found = metrics.find(name);
-  return found == metrics.end() ? Json(nullptr) : Json(found->second);  // nan and inf become null, too
-}
-
-Json to_json(const FitOptions& o, const Trainer& trainer, const FitResult& result, int64_t parameters,
-             const std::filesystem::path& folder) {
-  return {{"precision", trainer.precision().name()},
-          {"device", trainer.device().str()},
-          {"model", o.model},
-          {"data", o.data},
-          {"parameters", parameters},
-          {"epochs", result.epochs},
-          {"steps", result.steps},
-          {"skipped_steps", result.skipped_steps},
-          {"retries", result.retries},
-          {"train_loss", metric(result.metrics, "train_loss")},
-          {"val_loss", metric(result.metrics, "val_loss")},
-          {"val_accuracy", metric(result.metrics, "val_accuracy")},
-          {"seconds", result.seconds},
-          {"step_ms", result.step_ms},
-          {"samples_per_second", result.samples_per_second},
-          {"peak_memory_bytes", result.peak_memory_bytes},
-          {"interrupted_by", result.interrupted_by},
-          {"stopped_by", result.stopped_by},
-          {"run_folder", folder.string()},
-          {"mantissa_version", MANTISSA_VERSION}};
 }
 
 /// True if a checkpoint contains all steps that were trained.
@@ -270,9 +241,10 @@ class TrainingRun {
     save_model_weights(*model_, folder_->file(kWeights), about);
     save_config();
     save_adapter();
-    Json json = to_json(o_, trainer, result, parameters(), folder_->path());
+    Json json = result_of(o_, trainer, result, *model_, folder_->path());
     if (const Json earlier = earlier_modes(*folder_); !earlier.empty()) json["fallbacks"] = earlier;
-    if (adapter_ || !o_.train_only.empty()) json["trained_parameters"] = trained_parameters();
+    if (adapter_ || !o_.train_only.empty())
+      json["trained_parameters"] = parameters_of(*model_, /*trained_only=*/true);
     if (!plan.is_null()) {
       json["memory_plan"] = plan;
       // The peak of a GPU is counted from the start of the fit.
@@ -380,19 +352,6 @@ class TrainingRun {
     }
   }
 
-  int64_t parameters() const {
-    int64_t count = 0;
-    for (const at::Tensor& p : model_->parameters()) count += p.numel();
-    return count;
-  }
-
-  int64_t trained_parameters() const {
-    int64_t count = 0;
-    for (const at::Tensor& p : model_->parameters())
-      if (p.requires_grad()) count += p.numel();
-    return count;
-  }
-
   const FitOptions& o_;
   RunFolder* const resumed_;
   std::unique_ptr<RunFolder> fresh_;
@@ -427,24 +386,6 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   }
 }
 
-std::string cell(const Json& value) { return value.is_number() ? format_metric(value.get<double>()) : "-"; }
-
-void print_table(const std::vector<Json>& results, std::FILE* to) {
-  const size_t width = mode_column_width();
-  std::string table = fmt::format("\n{:<{}} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n",
-                                  "precision", width, "device", "epochs", "steps", "skipped", "val loss",
-                                  "val accuracy", "ms a step", "peak memory", "run files");
-  for (const Json& r : results) {
-    table +=
-        fmt::format("{:<{}} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
-                    r["precision"].get<std::string>(), width, r["device"].get<std::string>(),
-                    r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(), r["skipped_steps"].get<int64_t>(),
-                    cell(r["val_loss"]), cell(r["val_accuracy"]), r["step_ms"].get<double>(),
-                    r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());
-  }
-  std::fputs(table.c_str(), to);
-}
-
 Json train_in_memory(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   const auto cure = [&] {
     const at::Device device = resolve_device(o.trainer.device);
@@ -467,13 +408,6 @@ Json run_fit(const FitOptions& options, bool quiet, const Json& plan) {
 
 Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const Json& plan) {
   return train_in_memory(options, quiet, plan, &folder);
-}
-
-void report(const std::vector<Json>& results, const std::string& json, bool as_array) {
-  if (results.empty()) return;
-  // The table comes first: if writing the file fails after all, the numbers of a long run are still shown.
-  print_table(results, json == "-" ? stderr : stdout);
-  write_json(as_array ? Json(results) : results[0], json);
 }
 
 std::shared_ptr<TensorModule> make_model_of(const FitOptions& options, const ModelInput& input) {

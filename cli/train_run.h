@@ -1,10 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "cli/fit_options.h"
 #include "cli/json_output.h"
@@ -25,10 +22,6 @@ Json run_fit(const FitOptions& options, bool quiet, const Json& plan = nullptr);
 /// by the configuration of `options` and removes result.json, which is written again when training ends.
 /// Errors: those of run_fit(); c10::ValueError if all checkpoints are damaged.
 Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const Json& plan = nullptr);
-
-/// Prints the results as a table, and writes them as JSON to `json`: a file, or "-" for standard output. With
-/// `as_array` even a single result is an array.
-void report(const std::vector<Json>& results, const std::string& json, bool as_array);
 
 /// Makes the model of the options for data of this form, with activation checkpointing if the options have it.
 /// Errors: those of make_model(); c10::ValueError for a model that the options about memory do not fit.

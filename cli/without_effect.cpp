@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -10,8 +11,8 @@
 #include <torch/nn/module.h>
 
 #include "cli/adapters.h"
+#include "cli/data/kinds.h"
 #include "cli/option.h"
-#include "cli/run_data.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/precision/empty_init.h"
@@ -40,6 +41,13 @@ bool has_convolutions(const std::string& model) {
   if (!example) return false;
   const auto parameters = example->parameters();
   return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.dim() == 4; });
+}
+
+/// Returns the options that not all kinds of data use.
+std::set<std::string> options_of_some_data() {
+  std::set<std::string> options;
+  for (const DataKind& kind : data_kinds()) options.insert(kind.options.begin(), kind.options.end());
+  return options;
 }
 
 class Warnings {
@@ -136,33 +144,20 @@ class Warnings {
       if (is_given("benchmark") && (on_cpu || !convolves))
         warn("benchmark", on_cpu ? "--device cpu, which has no cuDNN" : no_convolutions);
     }
-    const bool are_images = input_kind_of(o_.data) == InputKind::kImages;
-    if (given_.has("context") && are_images) warn("context", "--data " + o_.data);
-    for (const char* option : {"mixup", "cutmix"})
-      if (given_.has(option) && !are_images) warn(option, "--data " + o_.data);
-    if (given_.has("chat_template") && !o_.data.starts_with("chat:"))
-      warn("chat_template", "--data " + o_.data);
-    if (given_.has("tokenizer") && !o_.data.starts_with("chat:") && !o_.data.starts_with("text:"))
-      warn("tokenizer", "--data " + o_.data);
-    if (given_.has("target") && !o_.data.starts_with("csv:")) warn("target", "--data " + o_.data);
-    if (given_.has("flip") && !o_.data.starts_with("images:") && !o_.data.starts_with("cifar"))
-      warn("flip", "--data " + o_.data);
-    for (const char* option :
-         {"image_size", "crop_scale", "color_jitter", "rand_augment", "corrupt_images", "exact_decoding"})
-      if (is_given(option) && !o_.data.starts_with("images:")) warn(option, "--data " + o_.data);
-    if (given_.has("vocabulary") && !o_.data.starts_with("tokens:")) warn("vocabulary", "--data " + o_.data);
+    const DataKind& data = *find_data_kind(o_.data);
+    for (const std::string& option : options_of_some_data())
+      if (is_given(option) && !data.takes(option)) warn(option, "--data " + o_.data);
     if (is_given("new_head") && o_.weights.empty()) warn("new_head", "no --weights");
-    if (given_.has("classes") && !o_.data.starts_with("idx:")) warn("classes", "--data " + o_.data);
   }
 
  private:
   bool quantizes_weights() const { return o_.precision() != "all" && o_.traits().frozen_weights; }
   /// A switch that is turned off is not expected to have an effect.
-  bool is_given(const char* option) const {
+  bool is_given(const std::string& option) const {
     const bool* const on = given_.get_if<bool>(option);
     return given_.has(option) && (!on || *on);
   }
-  static void warn(const char* option, const std::string& because) {
+  static void warn(const std::string& option, const std::string& because) {
     TORCH_WARN(flag_of(option), " has no effect with ", because, "; leave it out");
   }
 

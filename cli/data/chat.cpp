@@ -71,7 +71,8 @@ DataKind chat_kind() {
           .input = InputKind::kTokens,
           .load = &load_chat,
           .load_all = &load_all_chat,
-          .token_input = [](const FitOptions& o) { return chat_input(chat_tokenizer(o), o); }};
+          .token_input = [](const FitOptions& o) { return chat_input(chat_tokenizer(o), o); },
+          .options = {"context", "tokenizer", "chat_template"}};
 }
 
 }  // namespace mantissa::cli

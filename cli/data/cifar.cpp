@@ -14,17 +14,21 @@ std::shared_ptr<const Dataset> unchanged(const ByteImageDataset& images) {
 }
 
 Data cifar_data(const std::string& name, const Cifar& cifar) {
-  return {
-      .name = name,
-      .train = cifar.train,
-      .val = cifar.val,
-      .input = {
-          .kind = InputKind::kImages, .channels = 3, .height = 32, .width = 32, .classes = cifar.classes}};
+  return {.name = name,
+          .train = cifar.train,
+          .val = cifar.val,
+          .input = {.kind = InputKind::kImages,
+                    .channels = 3,
+                    .height = 32,
+                    .width = 32,
+                    .classes = cifar.classes},
+          .is_augmented = true};
 }
 
 Data load_cifar_split(const std::string& name, CifarKind kind, const std::string& path, const FitOptions& o) {
   ByteImageOptions training = cifar_augmentation();
   training.flip_probability = o.images.flip;
+  training.padding = o.images.shift;
   const Cifar cifar = load_cifar(path, kind, training);
   Data data = cifar_data(name, cifar);
   if (data.val) return data;
@@ -48,7 +52,9 @@ DataKind cifar_kind(const std::string& name, CifarKind kind) {
           .load = [=](const std::string& path,
                       const FitOptions& o) { return load_cifar_split(name, kind, path, o); },
           .load_all = [=](const std::string& path,
-                          const FitOptions& /*o*/) { return load_whole_cifar(name, kind, path); }};
+                          const FitOptions& /*o*/) { return load_whole_cifar(name, kind, path); },
+          .options = {"flip", "shift", "mixup", "cutmix"},
+          .defaults = {{"shift", cifar_augmentation().padding}}};
 }
 
 }  // namespace

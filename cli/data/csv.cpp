@@ -1,13 +1,39 @@
 #include "mantissa/data/csv.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <string>
+#include <system_error>
 #include <utility>
+
+#include <c10/util/Exception.h>
 
 #include "cli/data/kinds.h"
 #include "cli/fit_options.h"
 
 namespace mantissa::cli {
 namespace {
+
+/// Returns whether the text is a number with a fraction, such as "1.5".
+bool has_fraction(const std::string& text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() && number != std::floor(number);
+}
+
+/// Points to what is seldom meant, and would otherwise only show in the accuracy.
+void warn_of_columns(const CsvTable& table, const std::string& path) {
+  if (std::count(table.columns.begin(), table.columns.end(), "") > 0)
+    TORCH_WARN("'", path,
+               "' has a column of numbers without a name, which is trained on, too; if it numbers the rows, "
+               "save the "
+               "table without it (pandas: index=False)");
+  const auto number = std::find_if(table.classes.begin(), table.classes.end(), has_fraction);
+  if (number != table.classes.end())
+    TORCH_WARN("'", path, "': each different number in the target '", table.target_column, "', such as ",
+               *number, ", is a class of its own; the command line trains classes, and no regression");
+}
 
 /// Reads the columns of the run whose model reads the table, if there is one.
 Data load_table(const std::string& path, const FitOptions& o) {
@@ -19,6 +45,7 @@ Data load_table(const std::string& path, const FitOptions& o) {
       options.target.clear();
   }
   CsvTable table = read_csv(path, options);
+  if (o.names.columns.empty()) warn_of_columns(table, path);
   // A row of features is an image of one row.
   return {.name = "csv",
           .train = std::make_shared<TensorDataset>(table.data.unsqueeze(1).unsqueeze(1), table.target),
@@ -40,7 +67,9 @@ DataKind csv_kind() {
           .argument = "FILE",
           .help = "numbers, and a class in each row",
           .input = InputKind::kImages,
-          .load = &load_table};
+          .load = &load_table,
+          .options = {"target", "mixup", "cutmix"},
+          .defaults = {{"model", "mlp"}}};
 }
 
 }  // namespace mantissa::cli

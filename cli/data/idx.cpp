@@ -26,9 +26,11 @@ DataKind digits_kind() {
           .argument = "",
           .help = "",
           .input = InputKind::kImages,
-          .load = [](const std::string& /*path*/, const FitOptions& /*o*/) {
-            return data_of("digits", {load_digits(), nullptr, 10});
-          }};
+          .load =
+              [](const std::string& /*path*/, const FitOptions& /*o*/) {
+                return data_of("digits", {load_digits(), nullptr, 10});
+              },
+          .options = {"shift", "mixup", "cutmix"}};
 }
 
 DataKind idx_kind() {
@@ -36,9 +38,9 @@ DataKind idx_kind() {
           .argument = "DIR",
           .help = "MNIST's files, plain or gzip'd",
           .input = InputKind::kImages,
-          .load = [](const std::string& path, const FitOptions& o) {
-            return data_of("idx", load_idx_dataset(path, o.classes));
-          }};
+          .load = [](const std::string& path,
+                     const FitOptions& o) { return data_of("idx", load_idx_dataset(path, o.classes)); },
+          .options = {"shift", "mixup", "cutmix", "classes"}};
 }
 
 }  // namespace mantissa::cli

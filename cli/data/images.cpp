@@ -121,6 +121,7 @@ Data data_of(const Source& source, const ImageOptions& o) {
                     .height = o.size,
                     .width = o.size,
                     .classes = std::ssize(source->classes())},
+          .is_augmented = true,
           .names = {.classes = source->classes()},
           .file_of = [source](int64_t index) { return source->name(index); }};
 }
@@ -159,7 +160,9 @@ DataKind images_kind() {
           .help = "JPEG and PNG, a folder for each class, or a file of mantissa pack",
           .input = InputKind::kImages,
           .load = &load_images,
-          .load_all = &load_all_images};
+          .load_all = &load_all_images,
+          .options = {"image_size", "crop_scale", "flip", "color_jitter", "rand_augment", "corrupt_images",
+                      "exact_decoding", "mixup", "cutmix"}};
 }
 
 }  // namespace mantissa::cli

@@ -1,12 +1,15 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cli/data_names.h"
+#include "cli/option_values.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/models/registry.h"
 
@@ -21,6 +24,8 @@ struct Data {
   ModelInput input;
   /// Overlapping windows: an epoch draws as many of them as cover the data once, each at a random position.
   bool draws_windows = false;
+  /// The training images are cropped or shifted as they are read.
+  bool is_augmented = false;
   DataNames names = {};
   /// Returns the file of a sample by its number, which is its target where labels are not read. Null for data whose samples are
   /// no files.
@@ -41,6 +46,14 @@ struct DataKind {
   /// Returns the input of a model for tokens. It reads no file of data.
   std::function<ModelInput(const FitOptions&)> token_input = {};
 
+  /// The options that these data use and other data do not.
+  std::vector<std::string> options = {};
+  /// Options whose defaults are others for these data.
+  std::vector<std::pair<std::string, OptionValue>> defaults = {};
+
+  bool takes(std::string_view option) const {
+    return std::find(options.begin(), options.end(), option) != options.end();
+  }
   /// Returns "idx:DIR".
   std::string form() const { return argument.empty() ? name : name + ":" + argument; }
 };

@@ -17,6 +17,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Of red, green, blue and alpha.
+constexpr int64_t kMostColours = 4;
+
 /// The images, or rows of features, of a part, with a class for each.
 struct Part {
   at::Tensor data;    ///< uint8 or float32 [n, channels, height, width]
@@ -39,6 +42,12 @@ at::Tensor as_images(const at::Tensor& data, const std::string& name) {
       data.dim() >= 2 && data.dim() <= 4 && data.numel() > 0 && data.scalar_type() != at::kBool, "'", name,
       "' is ", data.scalar_type(), ' ', data.sizes(),
       "; give images [n, channels, height, width] or [n, height, width], or features [n, count]");
+  const bool is_channels_last =
+      data.dim() == 4 && data.size(3) <= kMostColours && data.size(1) > kMostColours;
+  if (is_channels_last)
+    TORCH_WARN("'", name, "' is ", data.sizes(), ", which is read as images of ", data.size(1),
+               " channels and ", data.size(2), " x ", data.size(3),
+               " pixels; if the channels are last, save data.transpose(0, 3, 1, 2)");
   at::Tensor images = data;
   while (images.dim() < 4) images = images.unsqueeze(1);
   if (images.scalar_type() == at::kByte) return images;
@@ -119,7 +128,8 @@ DataKind npy_kind() {
           .argument = "DIR",
           .help = "arrays of NumPy: data.npy and target.npy",
           .input = InputKind::kImages,
-          .load = &load_arrays};
+          .load = &load_arrays,
+          .options = {"shift", "mixup", "cutmix"}};
 }
 
 }  // namespace mantissa::cli

@@ -80,7 +80,8 @@ DataKind text_kind() {
           .input = InputKind::kTokens,
           .load = &load_split_text,
           .load_all = &load_whole_text,
-          .token_input = [](const FitOptions& o) { return text_input(text_tokenizer(o), o); }};
+          .token_input = [](const FitOptions& o) { return text_input(text_tokenizer(o), o); },
+          .options = {"context", "tokenizer"}};
 }
 
 }  // namespace mantissa::cli

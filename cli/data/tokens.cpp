@@ -62,7 +62,8 @@ DataKind tokens_kind() {
           .input = InputKind::kTokens,
           .load = &load_split_tokens,
           .load_all = &load_whole_tokens,
-          .token_input = &ids_input};
+          .token_input = &ids_input,
+          .options = {"context", "vocabulary"}};
 }
 
 }  // namespace mantissa::cli

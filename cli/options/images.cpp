@@ -33,6 +33,15 @@ std::vector<Option> image_options() {
        .help = "images: and cifar: data: probability with which an image is mirrored in training",
        .range = {{0, 1, "choose 0 to 1"}},
        .known_as = {"hflip", "horizontal_flip"}},
+      {.name = "shift",
+       .group = kGroup,
+       .to = to(&ImageOptions::shift),
+       .default_value = 0,
+       .help = "images that are not files of an images: folder move by up to so many pixels to any side in "
+               "training; "
+               "those of cifar: data do so by up to 4 without the option",
+       .range = {{0, 1024, "choose 0 (none) to 1024"}},
+       .known_as = {"translate", "random_crop_padding"}},
       {.name = "color_jitter",
        .group = kGroup,
        .to = to(&ImageOptions::color_jitter),
