@@ -1,7 +1,7 @@
 // Trains a small GPT on a text with each FP8 recipe, and in bf16-mixed beside them. All runs of a seed start from the
 // same weights and see the same batches:
 //
-//   fp8_training_bench TEXT [STEPS [SEEDS [RECIPE...]]]
+//   fp8_training_bench TEXT [STEPS [SEEDS [BATCH_SIZE [RECIPE...]]]]
 //
 // It prints one line of JSON for each run: the recipe, the seed, the loss over the held-out tenth of the text, the time of
 // a step, and the mean training loss of each 20 steps. fp8_training.py makes the table and the figure from them.
@@ -35,7 +35,7 @@ namespace mantissa {
 namespace {
 
 constexpr GptOptions kGpt = {.layers = 4, .width = 128, .heads = 4, .context = 64};
-constexpr int64_t kBatch = 16, kStepsInMean = 20;
+constexpr int64_t kStepsInMean = 20;
 
 /// A run to compare: a recipe, or bf16-mixed without one.
 struct Contender {
@@ -70,13 +70,14 @@ double held_out_loss(const Precision& precision, GptImpl& net, const TextDataset
   const at::NoGradGuard no_grad;
   double sum = 0;
   int64_t batches = 0;
-  for (int64_t begin = 0; begin + kBatch <= text.size(); begin += kBatch, ++batches)
-    sum += loss_of(precision, net, text.get_batch(at::arange(begin, begin + kBatch))).item<double>();
+  constexpr int64_t kHeldOut = 16;
+  for (int64_t begin = 0; begin + kHeldOut <= text.size(); begin += kHeldOut, ++batches)
+    sum += loss_of(precision, net, text.get_batch(at::arange(begin, begin + kHeldOut))).item<double>();
   return sum / static_cast<double>(batches);
 }
 
 nlohmann::json train(const Contender& contender, uint64_t seed, const TextDataset& text,
-                     const TextDataset& held_out, int64_t steps) {
+                     const TextDataset& held_out, int64_t steps, int64_t batch_size) {
   const std::unique_ptr<Precision> precision =
       contender.recipe ? make_precision("fp8-mixed", at::kCPU, {.recipe = contender.recipe})
                        : make_precision("bf16-mixed", at::kCPU);
@@ -91,7 +92,7 @@ nlohmann::json train(const Contender& contender, uint64_t seed, const TextDatase
   double sum = 0;
   const auto start = std::chrono::steady_clock::now();
   for (int64_t step = 1; step <= steps; ++step) {
-    const Batch batch = text.get_batch(at::randint(text.size(), {kBatch}, at::kLong));
+    const Batch batch = text.get_batch(at::randint(text.size(), {batch_size}, at::kLong));
     optimizer.zero_grad();
     const at::Tensor loss = loss_of(*precision, *net, batch);
     precision->backward(loss);
@@ -106,18 +107,20 @@ nlohmann::json train(const Contender& contender, uint64_t seed, const TextDatase
   return {{"recipe", contender.name},
           {"seed", seed},
           {"steps", steps},
+          {"batch_size", batch_size},
           {"held_out", held_out_loss(*precision, *net, held_out)},
           {"step_ms", time.count() / static_cast<double>(steps)},
           {"losses", losses}};
 }
 
-void run(const std::string& path, int64_t steps, uint64_t seeds, const std::vector<std::string>& names) {
+void run(const std::string& path, int64_t steps, uint64_t seeds, int64_t batch_size,
+         const std::vector<std::string>& names) {
   const auto [text, rest] = split_text(load_text(path), 0.1);
   const TextDataset train_text(text, kGpt.context), held_out(rest, kGpt.context, kGpt.context);
   for (uint64_t seed = 1; seed <= seeds; ++seed)
     for (const Contender& contender : contenders()) {
       if (!names.empty() && std::find(names.begin(), names.end(), contender.name) == names.end()) continue;
-      std::printf("%s\n", train(contender, seed, train_text, held_out, steps).dump().c_str());
+      std::printf("%s\n", train(contender, seed, train_text, held_out, steps, batch_size).dump().c_str());
       std::fflush(stdout);
     }
 }
@@ -127,12 +130,12 @@ void run(const std::string& path, int64_t steps, uint64_t seeds, const std::vect
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: fp8_training_bench TEXT [STEPS [SEEDS [RECIPE...]]]\n");
+    std::fprintf(stderr, "usage: fp8_training_bench TEXT [STEPS [SEEDS [BATCH_SIZE [RECIPE...]]]]\n");
     return 2;
   }
   try {
     mantissa::run(argv[1], argc > 2 ? std::atoll(argv[2]) : 1000, argc > 3 ? std::atoll(argv[3]) : 3,
-                  {argv + std::min(argc, 4), argv + argc});
+                  argc > 4 ? std::atoll(argv[4]) : 16, {argv + std::min(argc, 5), argv + argc});
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
