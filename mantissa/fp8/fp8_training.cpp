@@ -53,7 +53,7 @@ bool Fp8TrainingRule::computes(const at::Tensor& factor, const at::Tensor& weigh
   if (!region.enabled) return false;
   // A plain product that is an error is that of FP8 as well, whose error says more.
   return !can_multiply(factor, weight) ||
-         state_->is_faster_in_fp8(factor, dtype_of_product(factor), weight.detach());
+         state_->is_faster_in_fp8(factor, dtype_of_product(factor), weight.detach(), region.recipe);
 }
 
 at::Tensor Fp8TrainingRule::linear(const at::Tensor& x, const at::Tensor& weight,

@@ -132,6 +132,22 @@ TEST(LayerSpeed, TheDecisionIsMadeOnceAndResumed) {
   EXPECT_EQ(slow.calls, 2);
 }
 
+TEST(LayerSpeed, AnotherRecipeOfARegionIsMeasuredAndDecidesNothingForTheLayer) {
+  Timer timer = {{3e-3, 2e-3, 2e-3, 3e-3}};
+  const InjectedTimer injected(timer.function());
+  const NativeLayer layer;
+  const auto is_plain_in = [&](const Fp8Recipe& recipe) {
+    const Fp8Autocast region({.recipe = recipe});
+    return at::linear(layer.x, layer.weight).equal(at::linear(layer.x, layer.weight.detach() + 0));
+  };
+  const Float8CurrentScaling other{.fp8_format = Fp8Format::kE4M3};
+  EXPECT_TRUE(is_plain_in(other));
+  EXPECT_FALSE(is_plain_in(Float8CurrentScaling())) << "the layer's own";
+  EXPECT_TRUE(is_plain_in(other));
+  EXPECT_EQ(timer.calls, 4);
+  EXPECT_TRUE(StateReader(layer.state->state_dict()).at("is_faster_in_fp8").to_bool());
+}
+
 TEST(LayerSpeed, NothingIsDecidedWhereFp8IsEmulatedRequiredOrOffOrWithoutAGraph) {
   Timer slow = {{3e-3, 2e-3}};
   const InjectedTimer timer(slow.function());

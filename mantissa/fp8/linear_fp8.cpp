@@ -325,24 +325,28 @@ int64_t Fp8LinearState::next_stream() {
   return stream_++;
 }
 
-bool Fp8LinearState::multiplies_natively(const at::Tensor& x) const {
+bool Fp8LinearState::multiplies_natively(const at::Tensor& x, const Fp8Recipe& recipe) const {
   if (fp8::path_of(x) == fp8::DevicePath::kCpuKernels || native_ == Fp8Native::kOff) return false;
   if (fp8::path_of(x) == fp8::DevicePath::kNative) return true;
-  return fp8_support(x.device(), recipe_).support == FormatSupport::kNative;
+  return fp8_support(x.device(), recipe).support == FormatSupport::kNative;
 }
 
-bool Fp8LinearState::is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype, const at::Tensor& weight) {
-  if (native_ != Fp8Native::kAuto || !multiplies_natively(x)) return true;
+bool Fp8LinearState::is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype, const at::Tensor& weight,
+                                      const std::optional<Fp8Recipe>& of_region) {
+  const Fp8Recipe& recipe = of_region ? *of_region : recipe_;
+  if (native_ != Fp8Native::kAuto || !multiplies_natively(x, recipe)) return true;
   const std::lock_guard lock(mutex_);
+  std::optional<bool> decision = recipe == recipe_ ? is_faster_ : std::nullopt;
   const bool can_decide = at::GradMode::is_enabled() && x.dim() > 0 && x.numel() > 0 && weight.numel() > 0 &&
                           x.size(-1) == weight.size(-1);
-  if (!is_faster_ && can_decide) {
+  if (!decision && can_decide) {
     const Fp8LayerShape shape = {
-        recipe_,        x.device(),    dtype, weight.scalar_type(), x.numel() / x.size(-1),
+        recipe,         x.device(),    dtype, weight.scalar_type(), x.numel() / x.size(-1),
         weight.size(1), weight.size(0)};
-    is_faster_ = fp8::layer_speeds(x.device()).of(shape).is_fp8_faster();
+    decision = fp8::layer_speeds(x.device()).of(shape).is_fp8_faster();
   }
-  return is_faster_.value_or(true);
+  if (recipe == recipe_) is_faster_ = decision;
+  return decision.value_or(true);
 }
 
 StateDict Fp8LinearState::state_dict() const {

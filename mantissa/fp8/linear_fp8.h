@@ -64,11 +64,13 @@ class Fp8LinearState final : public Stateful {
   std::shared_ptr<Fp8LinearState> copy() const;
 
   /// Whether the device of `x` multiplies the layer's codes by instructions of its own. Otherwise its products are emulated.
-  bool multiplies_natively(const at::Tensor& x) const;
+  bool multiplies_natively(const at::Tensor& x) const { return multiplies_natively(x, recipe_); }
   /// Whether FP8 makes a product of an input in `dtype` and the weight faster. Decided once, by the first product with
   /// a graph on a device that multiplies the codes itself, with fp8_native auto: its shape is measured in FP8 and in `dtype`,
-  /// or found in the user's cache. True everywhere else: emulation is there to study FP8, and nothing replaces it.
-  bool is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype, const at::Tensor& weight);
+  /// or found in the user's cache. True everywhere else: emulation is there to study FP8, and nothing replaces it. With
+  /// `of_region`, the recipe of a region, products in that recipe are asked for, and nothing is decided for the layer.
+  bool is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype, const at::Tensor& weight,
+                        const std::optional<Fp8Recipe>& of_region = {});
   Fp8Native native() const { return native_; }
   void set_native(Fp8Native native) { native_ = native; }
 
@@ -109,6 +111,8 @@ class Fp8LinearState final : public Stateful {
   friend void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction,
                             GradientAmaxes gradients);
   struct WeightCache;
+
+  bool multiplies_natively(const at::Tensor& x, const Fp8Recipe& recipe) const;
 
   /// Moves the scales to the device of a product.
   void to(at::Device device);

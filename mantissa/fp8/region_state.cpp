@@ -17,6 +17,7 @@ std::shared_ptr<Fp8LinearState> Fp8LinearState::for_product(const Fp8Recipe& rec
   // Only gradients are rounded at random, and evaluation changes nothing.
   if (std::holds_alternative<NVFP4BlockScaling>(recipe) && at::GradMode::is_enabled()) stream_ += kStreams;
   state->sample_ = sample_;
+  state->native_ = native_;
   return state;
 }
 
