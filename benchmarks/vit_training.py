@@ -19,7 +19,7 @@ import time
 MODES = ("32-true", "bf16-mixed", "16-mixed", "bf16-true")
 LARGE = {"layers": 24, "width": 1024, "heads": 16, "mlp": 4096, "image": 224}
 TINY = {"layers": 3, "width": 64, "heads": 4, "mlp": 128, "image": 32}
-# The relative difference of the losses. AdamW's steps of equal size make of a rounding of a small gradient a step in another direction.
+# The difference of the losses, relative to the loss, or to 0.1 where the batch is learned by heart. AdamW's steps of equal size make of a rounding of a small gradient a step in another direction.
 TOLERANCE = {"32-true": 1e-3, "bf16-mixed": 2e-2, "16-mixed": 1e-2, "bf16-true": 3e-2}
 
 
@@ -171,7 +171,7 @@ def main():
                 time_ratio = statistics.median(ours["step_ms"][1:].tolist()) / ms
                 print(f"{mode:<11} {who:<10} {ms:>10.0f} {time_ratio:>6.2f} {mib:>9} {ours['peak_mib'].item() / mib:>6.2f}  "
                       + " ".join(f"{loss:.4f}" for loss in result["loss"].tolist()), flush=True)
-                error = ((result["loss"] - ours["loss"]).abs() / ours["loss"].abs()).max().item()
+                error = ((result["loss"] - ours["loss"]).abs() / ours["loss"].clamp(min=0.1)).max().item()
                 if not error <= TOLERANCE[mode]:
                     print(f"  the losses of {who} differ by {error:.1e} (limit {TOLERANCE[mode]:.0e}); its time does not count")
                     failed = True

@@ -19,7 +19,8 @@ struct Contest {
 
 /// Times the kernels of each contest in its order; the last kernel is libtorch's. Our tiers are timed on a
 /// small call; the best of them and libtorch's kernel are then timed on a typical call. The second step is
-/// skipped if the small call shows that libtorch's kernel takes more than twice as long as in float32. Each
+/// skipped if on the small call libtorch's kernel takes more than twice as long as in float32, and more than what oneDNN takes to
+/// start. Each
 /// time is for one call; the times of the slower tiers are extrapolated. The time of a kernel that this CPU
 /// cannot run is infinite.
 ///

@@ -39,9 +39,9 @@ bool is_chosen(size_t element, size_t family) {
 /// True if a family has builds of its own for pairs of bf16.
 bool has_pairs(KernelFamily family, at::ScalarType dtype) {
   return dtype == at::kBFloat16 &&
-         (family == KernelFamily::kProduct || family == KernelFamily::kSmallProduct ||
-          family == KernelFamily::kBatchedProduct || family == KernelFamily::kProduct4Bit ||
-          family == KernelFamily::kGradient4Bit);
+         (family == KernelFamily::kLargeProduct || family == KernelFamily::kProduct ||
+          family == KernelFamily::kSmallProduct || family == KernelFamily::kBatchedProduct ||
+          family == KernelFamily::kProduct4Bit || family == KernelFamily::kGradient4Bit);
 }
 
 /// True if a family has a build of its own for a tier.
@@ -96,7 +96,7 @@ struct Decision {
 
 /// The processor time that a process may spend on measuring: some seconds, and a share of the time it has
 /// used. A family whose measurement begins within the budget is measured completely. All families take some
-/// 45 ms in a new process.
+/// 55 ms in a new process.
 struct Budget {
   double seconds = 0.035, share = 0.01;
   double spent = 0;

@@ -67,6 +67,20 @@ TEST_F(Choice, ConvolutionsHaveFamiliesBySizeAndLayout) {
   EXPECT_EQ(family(depthwise), KernelFamily::kDepthwise);
 }
 
+TEST_F(Choice, ProductsHaveFamiliesBySize) {
+  const auto family = [](int64_t m, int64_t n, int64_t k, int64_t batch = 1) {
+    kernels::Gemm g;
+    g.m = m, g.n = n, g.k = k, g.batch = batch;
+    return family_of(g);
+  };
+  EXPECT_EQ(family(96, 96, 95), KernelFamily::kSmallProduct);
+  EXPECT_EQ(family(96, 96, 96), KernelFamily::kProduct);
+  EXPECT_EQ(family(256, 256, 255), KernelFamily::kProduct);
+  EXPECT_EQ(family(256, 256, 256), KernelFamily::kLargeProduct);
+  EXPECT_EQ(family(256, 256, 256, 2), KernelFamily::kBatchedProduct);
+  EXPECT_EQ(family(3, 8192, 8192), KernelFamily::kFewRows);
+}
+
 TEST_F(Choice, PinsFamilies) {
   pin_cpu_kernels("generic,fp16.conv*=libtorch,product=libtorch,bf16.product=generic");
   const Kernel generic{CpuTier::kGeneric};

@@ -8,7 +8,8 @@ namespace {
 
 std::vector<std::string> make_family_names() {
   std::vector<std::string> names;
-  for (const char* const name : {"product", "small_product", "few_rows", "batched_product", "dot"})
+  for (const char* const name :
+       {"large_product", "product", "small_product", "few_rows", "batched_product", "dot"})
     names.emplace_back(name);
   for (const char* const kind :
        {"convolution", "small_convolution", "grouped_convolution", "grouped_convolution_last", "depthwise",
@@ -28,11 +29,13 @@ const std::vector<std::string>& family_names() {
 }
 
 KernelFamily family_of(const kernels::Gemm& g, bool is_dot) {
-  constexpr int64_t kLarge = int64_t{96} * 96 * 96;
+  constexpr int64_t kSmall = int64_t{96} * 96 * 96, kLarge = int64_t{1} << 24;
   if (is_dot) return KernelFamily::kDot;
   if (std::min(g.m, g.n) < 4) return KernelFamily::kFewRows;
-  if (g.m * g.n * g.k * g.batch * g.terms < kLarge) return KernelFamily::kSmallProduct;
-  return g.batch > 1 ? KernelFamily::kBatchedProduct : KernelFamily::kProduct;
+  const int64_t products = g.m * g.n * g.k * g.batch * g.terms;
+  if (products < kSmall) return KernelFamily::kSmallProduct;
+  if (g.batch > 1) return KernelFamily::kBatchedProduct;
+  return products < kLarge ? KernelFamily::kProduct : KernelFamily::kLargeProduct;
 }
 
 KernelFamily family_of(const kernels::Product4& product) {

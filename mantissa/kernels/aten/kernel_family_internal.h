@@ -12,7 +12,8 @@ namespace mantissa {
 
 /// Families of operations with similar relative speeds: one kernel is chosen for a whole family in one dtype.
 enum class KernelFamily : uint8_t {
-  kProduct,         ///< matrix products of at least 96^3 multiplications
+  kLargeProduct,    ///< matrix products of at least 2^24 multiplications
+  kProduct,         ///< those of at least 96^3
   kSmallProduct,    ///< smaller matrix products
   kFewRows,         ///< products with up to three rows or columns
   kBatchedProduct,  ///< batches of matrices, at least 96^3 multiplications
