@@ -19,7 +19,8 @@ import time
 MODES = ("32-true", "bf16-mixed", "16-mixed", "bf16-true")
 LARGE = {"layers": 24, "width": 1024, "heads": 16, "mlp": 4096, "image": 224}
 TINY = {"layers": 3, "width": 64, "heads": 4, "mlp": 128, "image": 32}
-# The difference of the losses, relative to the loss, or to 0.1 where the batch is learned by heart. AdamW's steps of equal size make of a rounding of a small gradient a step in another direction.
+# The difference of the losses, relative to the loss, or to 0.1 where the batch is learned by heart.
+# AdamW's steps of equal size make of a rounding of a small gradient a step in another direction.
 TOLERANCE = {"32-true": 1e-3, "bf16-mixed": 2e-2, "16-mixed": 1e-2, "bf16-true": 3e-2}
 
 

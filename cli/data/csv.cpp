@@ -27,8 +27,7 @@ void warn_of_columns(const CsvTable& table, const std::string& path) {
   if (std::count(table.columns.begin(), table.columns.end(), "") > 0)
     TORCH_WARN("'", path,
                "' has a column of numbers without a name, which is trained on, too; if it numbers the rows, "
-               "save the "
-               "table without it (pandas: index=False)");
+               "save the table without it (pandas: index=False)");
   const auto number = std::find_if(table.classes.begin(), table.classes.end(), has_fraction);
   if (number != table.classes.end())
     TORCH_WARN("'", path, "': each different number in the target '", table.target_column, "', such as ",

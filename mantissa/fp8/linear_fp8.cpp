@@ -336,7 +336,8 @@ bool Fp8LinearState::is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype,
   const Fp8Recipe& recipe = of_region ? *of_region : recipe_;
   if (native_ != Fp8Native::kAuto || !multiplies_natively(x, recipe)) return true;
   const std::lock_guard lock(mutex_);
-  std::optional<bool> decision = recipe == recipe_ ? is_faster_ : std::nullopt;
+  std::optional<bool> of_this_product;
+  std::optional<bool>& decision = recipe == recipe_ ? is_faster_ : of_this_product;
   const bool can_decide = at::GradMode::is_enabled() && x.dim() > 0 && x.numel() > 0 && weight.numel() > 0 &&
                           x.size(-1) == weight.size(-1);
   if (!decision && can_decide) {
@@ -345,7 +346,6 @@ bool Fp8LinearState::is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype,
         weight.size(1), weight.size(0)};
     decision = fp8::layer_speeds(x.device()).of(shape).is_fp8_faster();
   }
-  if (recipe == recipe_) is_faster_ = decision;
   return decision.value_or(true);
 }
 

@@ -24,6 +24,16 @@ namespace mantissa {
 
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
+/// Returns the message of the exception that `run` throws, of any kind, or "".
+inline std::string what_a_fit_throws(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
 /// Loads the given batches.
 class ListLoader final : public Loader {
  public:

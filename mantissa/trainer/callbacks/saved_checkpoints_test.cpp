@@ -1,8 +1,6 @@
 // Tests what a ModelCheckpoint saves at which moment, under which name, and what a write that fails leaves.
-#include <exception>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
@@ -33,16 +31,6 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::UnorderedElementsAre;
 
-/// Returns the message of what `run` throws, or "".
-std::string message_of_fit(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
 class SavedCheckpoints : public InFolderOfCheckpoints {
  protected:
   /// Fits batches 1 and 2 in each epoch. Returns the error, or "".
@@ -52,7 +40,7 @@ class SavedCheckpoints : public InFolderOfCheckpoints {
     ListLoader loader = loader_of({1, 2});
     run.device = "cpu";
     run.callbacks.push_back(std::make_shared<ModelCheckpoint>(options));
-    return message_of_fit([&] { Trainer(run).fit(task, loader); });
+    return what_a_fit_throws([&] { Trainer(run).fit(task, loader); });
   }
 };
 
@@ -130,7 +118,7 @@ TEST_F(SavedCheckpoints, AMonitorThatNoValidationLogsIsRefusedAfterTheFirst) {
                    .check_val_every_n_epoch = 2,
                    .num_sanity_val_steps = 0,
                    .callbacks = {checkpoints}});
-  EXPECT_THAT(message_of_fit([&] { trainer.fit(task, loader, &val); }),
+  EXPECT_THAT(what_a_fit_throws([&] { trainer.fit(task, loader, &val); }),
               HasSubstr("the monitor 'n' was not logged"));
   EXPECT_EQ(trainer.progress().steps, 4) << "the first epoch was not validated";
 }
@@ -202,7 +190,7 @@ TEST_F(SavedCheckpoints, TheLastThatCouldNotBeWrittenIsNeitherTheNewestNorTheBes
            .num_sanity_val_steps = 0,
            .callbacks = {std::make_shared<InTheWay>(folder_ / (has_score ? "6-0.1" : "6")), checkpoints}});
       testing::internal::CaptureStderr();
-      EXPECT_THAT(message_of_fit([&] { trainer.fit(task, loader, &val); }),
+      EXPECT_THAT(what_a_fit_throws([&] { trainer.fit(task, loader, &val); }),
                   HasSubstr("the run's last checkpoint could not be written"));
       testing::internal::GetCapturedStderr();
       const std::string kept = has_score ? "4-0.3" : "4";
@@ -282,7 +270,7 @@ TEST_F(SavedCheckpoints, AFitAfterOneThatFailedInALostFolderIsNotToldOfIt) {
   EXPECT_THROW(trainer.fit(task, loader), std::bad_alloc);
   testing::internal::GetCapturedStderr();
   task.fails = false;
-  EXPECT_EQ(message_of_fit([&] { trainer.fit(task, loader); }), "");
+  EXPECT_EQ(what_a_fit_throws([&] { trainer.fit(task, loader); }), "");
   EXPECT_EQ(checkpoints->last_model_path(), takes->folder / "2");
 }
 
@@ -306,7 +294,7 @@ TEST_F(SavedCheckpoints, NoBestHasNoScore) {
   ListLoader loader = loader_of({1, 2}), val = loader_of({1});
   Trainer trainer(
       {.device = "cpu", .max_epochs = 3, .num_sanity_val_steps = 0, .callbacks = {moves, checkpoints}});
-  EXPECT_THAT(message_of_fit([&] { trainer.fit(task, loader, &val); }),
+  EXPECT_THAT(what_a_fit_throws([&] { trainer.fit(task, loader, &val); }),
               HasSubstr("was removed, moved or replaced"));
   EXPECT_TRUE(checkpoints->best_model_path().empty());
   EXPECT_EQ(checkpoints->best_model_score(), std::nullopt);
@@ -327,9 +315,9 @@ TEST_F(SavedCheckpoints, NothingIsSavedOfARunThatFailsWhereItIsResumed) {
   const auto checkpoints = std::make_shared<ModelCheckpoint>(
       ModelCheckpointOptions{.dirpath = folder_ / "mine", .filename = "{step}", .save_on_exception = true});
   Trainer trainer({.device = "cpu", .max_epochs = 2, .callbacks = {std::make_shared<Throws>(), checkpoints}});
-  EXPECT_THAT(message_of_fit([&] { trainer.fit(task, loader); }), HasSubstr("first"));
+  EXPECT_THAT(what_a_fit_throws([&] { trainer.fit(task, loader); }), HasSubstr("first"));
   EXPECT_THAT(names("mine"), ElementsAre("1"));
-  EXPECT_THAT(message_of_fit([&] { trainer.fit(task, loader, nullptr, folder_ / "whole"); }),
+  EXPECT_THAT(what_a_fit_throws([&] { trainer.fit(task, loader, nullptr, folder_ / "whole"); }),
               HasSubstr("second"));
   EXPECT_THAT(names("mine"), ElementsAre("1"));
 }
@@ -393,7 +381,7 @@ TEST_F(SavedCheckpoints, ARunIsResumedThoughOneCallbackHasNotSavedYet) {
     const std::string start(from);
     const int64_t epochs = start.empty() ? 1 : names("often").front() == "2" ? 2 : 3;
     Trainer trainer({.device = "cpu", .max_epochs = epochs, .callbacks = {often, seldom}});
-    EXPECT_EQ(message_of_fit(
+    EXPECT_EQ(what_a_fit_throws(
                   [&] { trainer.fit(task, loader, nullptr, start.empty() ? fs::path() : folder_ / start); }),
               "");
     EXPECT_EQ(trainer.progress().steps, 2 * epochs);

@@ -1,7 +1,5 @@
 // Tests what the Trainer's checkpoints hold of a task, its optimizers, schedules and loader.
-#include <exception>
 #include <filesystem>
-#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
@@ -22,16 +20,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-
-/// Returns the message of what `run` throws, or "".
-std::string what_a_fit_throws(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
 
 class FitCheckpoints : public InFolder {
  protected:

@@ -1,7 +1,5 @@
 // Tests what a fit reports and keeps where an epoch, a validation or the fit itself ends.
 #include <csignal>
-#include <exception>
-#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
@@ -23,16 +21,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-/// Returns the message of what `run` throws, or "".
-std::string what_a_fit_throws(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
 
 /// Has other batches in each epoch.
 struct ByEpoch final : Loader {
