@@ -17,6 +17,9 @@ std::vector<std::string> parse_train_only(const std::string& flag, const std::st
   return text.empty() ? std::vector<std::string>() : parse_words(flag, text);
 }
 
+/// "none" is no file, so that a flag can overrule a configuration file.
+std::string parse_file(const std::string&, const std::string& text) { return text == "none" ? "" : text; }
+
 }  // namespace
 
 std::vector<Option> model_options() {
@@ -36,11 +39,14 @@ std::vector<Option> model_options() {
        .known_as = {"network", "arch"}},
       {.name = "weights",
        .group = kGroup,
-       .to = to(&FitOptions::weights),
+       .to = to(&FitOptions::weights, parse_file),
        .default_value = "",
-       .help = "start from this safetensors file, or from a model in shards: its index or folder",
+       .help = "start from this safetensors file, or from a model in shards: its index or folder; or none",
        .names_a_file = true,
-       .in_trained = true},
+       .in_trained = true,
+       .help_elsewhere = "the weights to use instead of the run's: a safetensors file, or the index or the "
+                         "folder of a model "
+                         "in shards"},
       {.name = "new_head",
        .group = kGroup,
        .to = to(&FitOptions::new_head),
@@ -61,9 +67,9 @@ std::vector<Option> model_options() {
        .known_as = {"peft", "lora_config"}},
       {.name = "adapter",
        .group = kGroup,
-       .to = to(&FitOptions::adapter),
+       .to = to(&FitOptions::adapter, parse_file),
        .default_value = "",
-       .help = "continue to train the adapter of this folder, which has PEFT's two files",
+       .help = "continue to train the adapter of this folder, which has PEFT's two files; or none",
        .names_a_file = true,
        .known_as = {"lora_path", "adapter_name_or_path", "peft_model"}},
       {.name = "activation_checkpointing",

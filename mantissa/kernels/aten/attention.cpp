@@ -72,6 +72,9 @@ std::optional<Attention> attention_of(const Tensor& query, const Tensor& key, co
   return g;
 }
 
+/// Returns the multiplications of the forward pass.
+int64_t products_of(const Attention& g) { return 2 * g.batch * g.heads * g.queries * g.keys * g.width; }
+
 /// Returns the build that computes `g`, or nullptr if libtorch's kernel does.
 const cpu::AttentionBuild* build_for(KernelFamily family, const std::optional<Attention>& g) {
   return g ? chosen_build(cpu::attention_builds(), family, g->query.element) : nullptr;
@@ -95,7 +98,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const
                                    double dropout_p, bool is_causal, const std::optional<Tensor>& attn_mask,
                                    std::optional<double> scale) {
   auto g = attention_of(query, key, value, dropout_p, is_causal, attn_mask, scale);
-  const auto* const build = build_for(KernelFamily::kAttention, g);
+  const auto* const build = build_for(g ? attention_family_of(products_of(*g)) : KernelFamily::kAttention, g);
   if (build == nullptr)
     return at::cpu::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal,
                                                                 attn_mask, scale);

@@ -75,27 +75,27 @@ Call convolution_call(const Images& images, ConvolutionPass pass, at::ScalarType
   };
 }
 
-/// kSmall is a call that all kernels can be tried on; kTypical is a typical one. They are the same where the
-/// small call is large enough to judge by. A typical call has several images, because oneDNN takes some 80 us
-/// to start.
-enum class Size : uint8_t { kSmall, kTypical };
+/// kSmall is a call that all kernels can be tried on; kFourSmall has four times as many rows, images or heads; kTypical is a
+/// typical call. They are the same where the small call is large enough to judge by.
+enum class Size : uint8_t { kSmall, kFourSmall, kTypical };
 
 /// Returns images for the kind of convolution that `family` belongs to.
 Images images_of(KernelFamily family, Size size) {
   const auto last = at::MemoryFormat::ChannelsLast, first = at::MemoryFormat::Contiguous;
+  const bool typical = size == Size::kTypical;
+  const int64_t images = size == Size::kFourSmall ? 4 : 1;
   const auto depthwise = [&](int64_t stride, at::MemoryFormat format) {
-    return size == Size::kSmall ? Images{1, 32, 20, 32, stride, format}
-                                : Images{4, 64, 32, 64, stride, format};
+    return typical ? Images{4, 64, 32, 64, stride, format} : Images{images, 32, 20, 32, stride, format};
   };
   const auto grouped = [&](at::MemoryFormat format) {
-    return size == Size::kSmall ? Images{1, 32, 12, 8, 1, format} : Images{4, 64, 20, 16, 1, format};
+    return typical ? Images{4, 64, 20, 16, 1, format} : Images{images, 32, 12, 8, 1, format};
   };
   const int kind = (static_cast<int>(family) - static_cast<int>(KernelFamily::kConvolution)) / 3;
   switch (static_cast<KernelFamily>(static_cast<int>(KernelFamily::kConvolution) + 3 * kind)) {
     case KernelFamily::kConvolution:
-      return size == Size::kSmall ? Images{1, 32, 12} : Images{4, 64, 16};
+      return typical ? Images{4, 64, 16} : Images{images, 32, 12};
     case KernelFamily::kSmallConvolution:
-      return {1, 32, 12};
+      return {images, 32, 12};
     case KernelFamily::kGroupedConvolution:
       return grouped(first);
     case KernelFamily::kGroupedConvolutionLast:
@@ -107,7 +107,7 @@ Images images_of(KernelFamily family, Size size) {
     case KernelFamily::kDepthwiseLast:
       return depthwise(1, last);
     case KernelFamily::kLargeDepthwiseLast:
-      return size == Size::kSmall ? depthwise(1, last) : Images{3, 64, 56, 64, 1, last};
+      return typical ? Images{3, 64, 56, 64, 1, last} : depthwise(1, last);
     default:
       return depthwise(2, last);
   }
@@ -156,7 +156,8 @@ struct Shape {
 
 Shape shape_of_low_bit(KernelFamily family, Size size) {
   if (family == KernelFamily::kFewRows4Bit) return {1, 1024, 1024};
-  return size == Size::kSmall ? Shape{16, 192, 192} : Shape{64, 512, 512};
+  if (size == Size::kTypical) return {64, 512, 512};
+  return {size == Size::kSmall ? 16 : 64, 192, 192};
 }
 
 /// Codes and scales do not matter for the time.
@@ -197,29 +198,36 @@ Call call_of(KernelFamily family, at::ScalarType dtype, Size size) {
   // The analyzer does not see that std::function frees what it holds.
   // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
   if (is_low_bit(family)) return low_bit_call(family, dtype, size);
-  const bool small = size == Size::kSmall;
-  if (family >= KernelFamily::kConvolution && family < KernelFamily::kAttention) {
+  const bool typical = size == Size::kTypical;
+  const int64_t times = size == Size::kFourSmall ? 4 : 1;
+  if (family >= KernelFamily::kConvolution && family < KernelFamily::kLargeAttention) {
     const int pass = (static_cast<int>(family) - static_cast<int>(KernelFamily::kConvolution)) % 3;
     return convolution_call(images_of(family, size), static_cast<ConvolutionPass>(pass), dtype);
   }
   const Tensor line = numbers({1 << 14}, dtype);
   switch (family) {
     case KernelFamily::kLargeProduct:
-      return small ? product_call(64, 64, 64, dtype) : product_call(256, 384, 384, dtype);
+      return typical ? product_call(256, 384, 384, dtype) : product_call(times * 64, 64, 64, dtype);
     case KernelFamily::kProduct:
-      return small ? product_call(64, 64, 64, dtype) : product_call(96, 192, 192, dtype);
+      return typical ? product_call(96, 192, 192, dtype) : product_call(times * 64, 64, 64, dtype);
     case KernelFamily::kSmallProduct:
       return product_call(64, 64, 64, dtype);
+    case KernelFamily::kLargeBatchedProduct:
+      return typical ? batched_call(8, 128, 128, 128, dtype) : batched_call(times * 2, 64, 32, 64, dtype);
     case KernelFamily::kFewRows:
       return product_call(1, 512, 512, dtype);
     case KernelFamily::kBatchedProduct:
-      return small ? batched_call(2, 64, 32, 64, dtype) : batched_call(8, 64, 64, 96, dtype);
+      return typical ? batched_call(8, 64, 64, 96, dtype) : batched_call(times * 2, 64, 32, 64, dtype);
     case KernelFamily::kDot:
       return [line = numbers({1 << 12}, dtype)] { aten::matmul::dot(line, line); };
+    case KernelFamily::kLargeAttention:
+      if (typical) return attention_call(1, 768, 64, false, dtype);
+      [[fallthrough]];
     case KernelFamily::kAttention:
     case KernelFamily::kAttentionBackward: {
       const bool backward = family == KernelFamily::kAttentionBackward;
-      return small ? attention_call(1, 64, 32, backward, dtype) : attention_call(2, 96, 64, backward, dtype);
+      return typical ? attention_call(2, 96, 64, backward, dtype)
+                     : attention_call(times, 64, 32, backward, dtype);
     }
     case KernelFamily::kGelu:
       return [=] { aten::activation::gelu(line, "none"); };
@@ -291,12 +299,10 @@ size_t least_of(const std::vector<double>& times) {
   return static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
 }
 
-/// Our tiers compete on a small call. libtorch's kernel and the best tier then compete on a typical one. The
-/// second step is skipped if the small call shows that this CPU has no 16-bit products: libtorch's kernel may
-/// then take a hundred times as long. What oneDNN takes to start says nothing about that: with AMX it is five times as long as our
-/// kernel's small call, and its large product is three times as fast.
+/// Our tiers compete on a small call. libtorch's kernel and the best tier then compete on a typical one, unless libtorch
+/// cannot win there.
 std::vector<KernelTiming> time_here(const Contest& contest) {
-  constexpr double kMaxSlowdown = 2, kShortCall = 2e-3, kStart = 100e-6;
+  constexpr double kShortCall = 2e-3;
   constexpr int kTypicalRounds = 3;  // in turn: another program may slow one round down
   const auto& [family, dtype, kernels] = contest;
   const std::vector<Kernel> ours(kernels.begin(), kernels.end() - 1);
@@ -308,7 +314,10 @@ std::vector<KernelTiming> time_here(const Contest& contest) {
   times.push_back(least_times(small, family, {kLibtorchs}, max_seconds)[0]);
   if (has_two_sizes(family)) {
     const double wide = least_times(make_wide_call(family, Size::kSmall), family, {kLibtorchs})[0];
-    if (times[stock] < std::max(kMaxSlowdown * std::max(wide, times[best]), times[best] + kStart)) {
+    const auto four_times = [&] {
+      return least_times(make_call(family, dtype, Size::kFourSmall), family, {kLibtorchs})[0];
+    };
+    if (can_win_typical_call({times[best], times[stock], wide, four_times})) {
       const Call typical = make_call(family, dtype, Size::kTypical);
       const std::vector<double> both =
           least_times(typical, family, {kernels[best], kLibtorchs}, kInfiniteTime, kTypicalRounds);
@@ -342,6 +351,13 @@ void on_a_thread(const std::function<void()>& f) {
 }
 
 }  // namespace
+
+bool can_win_typical_call(const SmallCalls& small) {
+  constexpr double kMaxSlowdown = 2, kLongestStart = 300e-6, kMaxGrowth = 3;
+  if (small.libtorch < kMaxSlowdown * std::max(small.libtorch_float32, small.ours)) return true;
+  return small.libtorch < small.ours + kLongestStart &&
+         small.libtorch_four_times() < kMaxGrowth * small.libtorch;
+}
 
 std::string kernel_name(Kernel kernel) { return kernel.tier ? tier_name(*kernel.tier) : "libtorch"; }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -17,10 +18,19 @@ struct Contest {
   std::vector<Kernel> kernels;
 };
 
+/// Seconds of a small call, in 16 bits unless its name says otherwise.
+struct SmallCalls {
+  double ours, libtorch, libtorch_float32;
+  std::function<double()> libtorch_four_times;  ///< measures a call of four times the work
+};
+
+/// False if the small calls show that libtorch has no 16-bit products for this CPU: its kernel may then take a hundred times
+/// as long as ours, which is no time to spend on a typical call. What oneDNN takes to start, 30 to 200 us, does not count:
+/// four times the work takes as long there, and with AMX its large products are the fastest.
+bool can_win_typical_call(const SmallCalls& small);
+
 /// Times the kernels of each contest in its order; the last kernel is libtorch's. Our tiers are timed on a
-/// small call; the best of them and libtorch's kernel are then timed on a typical call. The second step is
-/// skipped if on the small call libtorch's kernel takes more than twice as long as in float32, and more than what oneDNN takes to
-/// start. Each
+/// small call; the best of them and libtorch's kernel are then timed on a typical call, if libtorch's can win there. Each
 /// time is for one call; the times of the slower tiers are extrapolated. The time of a kernel that this CPU
 /// cannot run is infinite.
 ///

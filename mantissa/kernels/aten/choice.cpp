@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <fnmatch.h>
 #include <map>
 #include <mutex>
 #include <system_error>
@@ -40,8 +41,9 @@ bool is_chosen(size_t element, size_t family) {
 bool has_pairs(KernelFamily family, at::ScalarType dtype) {
   return dtype == at::kBFloat16 &&
          (family == KernelFamily::kLargeProduct || family == KernelFamily::kProduct ||
-          family == KernelFamily::kSmallProduct || family == KernelFamily::kBatchedProduct ||
-          family == KernelFamily::kProduct4Bit || family == KernelFamily::kGradient4Bit);
+          family == KernelFamily::kSmallProduct || family == KernelFamily::kLargeBatchedProduct ||
+          family == KernelFamily::kBatchedProduct || family == KernelFamily::kProduct4Bit ||
+          family == KernelFamily::kGradient4Bit);
 }
 
 /// True if a family has a build of its own for a tier.
@@ -144,9 +146,7 @@ Kernel parse_kernel(const std::string& name, const std::string& asked) {
 }
 
 bool matches(const std::string& pattern, const std::string& name) {
-  if (!pattern.empty() && pattern.back() == '*')
-    return name.compare(0, pattern.size() - 1, pattern, 0, pattern.size() - 1) == 0;
-  return pattern == name;
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
 
 /// The pin of one family in one dtype. No kernel means "measured".

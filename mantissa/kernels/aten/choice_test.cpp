@@ -77,8 +77,43 @@ TEST_F(Choice, ProductsHaveFamiliesBySize) {
   EXPECT_EQ(family(96, 96, 96), KernelFamily::kProduct);
   EXPECT_EQ(family(256, 256, 255), KernelFamily::kProduct);
   EXPECT_EQ(family(256, 256, 256), KernelFamily::kLargeProduct);
-  EXPECT_EQ(family(256, 256, 256, 2), KernelFamily::kBatchedProduct);
+  EXPECT_EQ(family(256, 256, 127, 2), KernelFamily::kBatchedProduct);
+  EXPECT_EQ(family(256, 256, 128, 2), KernelFamily::kLargeBatchedProduct);
   EXPECT_EQ(family(3, 8192, 8192), KernelFamily::kFewRows);
+}
+
+TEST(SmallCalls, OnlyWhatGrowsWithTheWorkIsTooSlow) {
+  const auto can_win = [](double libtorch, double four_times) {
+    const auto measure = [=] {
+      EXPECT_GT(four_times, 0) << "is not needed";
+      return four_times * 1e-6;
+    };
+    return can_win_typical_call({.ours = 20e-6,
+                                 .libtorch = libtorch * 1e-6,
+                                 .libtorch_float32 = 10e-6,
+                                 .libtorch_four_times = measure});
+  };
+  EXPECT_TRUE(can_win(39, 0)) << "less than twice our time";
+  EXPECT_TRUE(can_win(60, 70)) << "oneDNN with AMX, which has to start";
+  EXPECT_TRUE(can_win(190, 200)) << "the same on a busy machine";
+  EXPECT_FALSE(can_win(205, 820)) << "a CPU without 16-bit products";
+  EXPECT_FALSE(can_win(190, 580));
+  EXPECT_FALSE(can_win(5000, 0)) << "nothing takes so long to start";
+  EXPECT_FALSE(can_win(std::numeric_limits<double>::infinity(), 0)) << "refused";
+}
+
+TEST_F(Choice, AttentionsHaveFamiliesBySize) {
+  EXPECT_EQ(attention_family_of((1 << 26) - 1), KernelFamily::kAttention);
+  EXPECT_EQ(attention_family_of(1 << 26), KernelFamily::kLargeAttention);
+}
+
+TEST_F(Choice, APatternMayBeginWithAStar) {
+  pin_cpu_kernels("generic,bf16.*product=libtorch");
+  for (const KernelFamily family :
+       {KernelFamily::kLargeProduct, KernelFamily::kProduct, KernelFamily::kSmallProduct,
+        KernelFamily::kBatchedProduct, KernelFamily::kLargeBatchedProduct})
+    EXPECT_EQ(kernel_for(family, kBf16), kLibtorchs);
+  EXPECT_EQ(kernel_for(KernelFamily::kFewRows, kBf16), (Kernel{CpuTier::kGeneric}));
 }
 
 TEST_F(Choice, PinsFamilies) {

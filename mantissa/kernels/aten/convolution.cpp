@@ -128,8 +128,22 @@ bool has_work_for_its_passes(const Geometry& g, int64_t batch) {
   return passes <= 32 || passes * 0x1p16 <= products_of(g, batch);
 }
 
-/// Returns the build that was chosen for such a convolution, or nullptr for libtorch's kernel.
-const cpu::ConvolutionBuild* build_of(const Geometry& g, const Tensor& input, bool transposed, Pass pass) {
+/// True if some tap reads nothing but padding. oneDNN's bf16 kernel with AMX does not write the gradients of such taps where a
+/// convolution with strides reads an image of one pixel, as in the last stage of a ResNet: they are what was in the memory.
+bool has_idle_taps(const Geometry& g) {
+  const auto is_idle = [](const Axis& axis, int64_t tap) {
+    const int64_t first = axis.origin + tap * axis.dilation;
+    const int64_t skipped = first < 0 ? (-first + axis.step - 1) / axis.step : 0;
+    return skipped >= axis.out || first + skipped * axis.step >= axis.size;
+  };
+  return std::any_of(std::begin(g.axes), std::end(g.axes), [&](const Axis& axis) {
+    for (const auto tap : c10::irange(axis.taps))
+      if (is_idle(axis, tap)) return true;
+    return false;
+  });
+}
+
+KernelFamily family_of_pass(const Geometry& g, const Tensor& input, bool transposed, Pass pass) {
   // A transposed convolution is the input gradient of another convolution, and the other way round.
   if (transposed && pass != Pass::kByWeight) pass = pass == Pass::kForward ? Pass::kByInput : Pass::kForward;
   const ConvolutionKind kind{
@@ -140,7 +154,15 @@ const cpu::ConvolutionBuild* build_of(const Geometry& g, const Tensor& input, bo
       .strided =
           std::any_of(std::begin(g.axes), std::end(g.axes), [](const auto& axis) { return axis.step > 1; }),
       .channels_last = input.size(1) > 1 && input.stride(1) == 1};
-  return chosen_build(cpu::convolution_builds(), family_of(pass, kind), element_of(g.dtype));
+  return family_of(pass, kind);
+}
+
+/// Returns the build that was chosen for such a convolution, or nullptr for libtorch's kernel.
+const cpu::ConvolutionBuild* build_of(const Geometry& g, const Tensor& input, bool transposed, Pass pass) {
+  const KernelFamily family = family_of_pass(g, input, transposed, pass);
+  if (pass == Pass::kByWeight && g.dtype == at::kBFloat16 && has_idle_taps(g))
+    return &own_build(cpu::convolution_builds(), family, Element::kBFloat16);
+  return chosen_build(cpu::convolution_builds(), family, element_of(g.dtype));
 }
 
 /// Returns the geometry if our kernels take these shapes and dtypes.

@@ -12,13 +12,14 @@ namespace mantissa {
 
 /// Families of operations with similar relative speeds: one kernel is chosen for a whole family in one dtype.
 enum class KernelFamily : uint8_t {
-  kLargeProduct,    ///< matrix products of at least 2^24 multiplications
-  kProduct,         ///< those of at least 96^3
-  kSmallProduct,    ///< smaller matrix products
-  kFewRows,         ///< products with up to three rows or columns
-  kBatchedProduct,  ///< batches of matrices, at least 96^3 multiplications
-  kDot,             ///< dot product of two vectors
-  kConvolution,     ///< at least 2^25 multiplications (channels last: 2^23); each kind has three passes
+  kLargeProduct,         ///< matrix products of at least 2^24 multiplications
+  kProduct,              ///< those of at least 96^3
+  kSmallProduct,         ///< smaller matrix products
+  kFewRows,              ///< products with up to three rows or columns
+  kLargeBatchedProduct,  ///< batches of matrices, at least 2^24 multiplications
+  kBatchedProduct,       ///< those of at least 96^3
+  kDot,                  ///< dot product of two vectors
+  kConvolution,          ///< at least 2^25 multiplications (channels last: 2^23); each kind has three passes
   kConvolutionByInput,
   kConvolutionByWeight,
   kSmallConvolution,  ///< smaller ones
@@ -45,7 +46,8 @@ enum class KernelFamily : uint8_t {
   kStridedDepthwiseLast,
   kStridedDepthwiseLastByInput,
   kStridedDepthwiseLastByWeight,
-  kAttention,
+  kLargeAttention,  ///< forward, at least 2^26 multiplications
+  kAttention,       ///< smaller ones
   kAttentionBackward,
   kGelu,
   kGeluBackward,
@@ -62,6 +64,9 @@ const std::vector<std::string>& family_names();
 
 KernelFamily family_of(const kernels::Gemm& g, bool is_dot = false);
 KernelFamily family_of(const kernels::Product4& product);
+
+/// For an attention of so many multiplications; its backward pass is kAttentionBackward.
+KernelFamily attention_family_of(int64_t products);
 
 enum class ConvolutionPass : uint8_t { kForward, kByInput, kByWeight };
 
@@ -85,8 +90,8 @@ struct FamilyGroup {
 };
 FamilyGroup group_of(size_t family);
 
-/// True if the times of one family say something about the other: both are products, products with weights in 4 bits, or
-/// the same pass of convolutions.
+/// True if the times of one family say something about the other: both are products, products with weights in 4 bits, the
+/// same pass of convolutions, or the forward pass of attention.
 bool are_alike(size_t family, size_t other);
 
 }  // namespace mantissa
