@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -22,9 +21,11 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include <nlohmann/json.hpp>
 
+#include "mantissa/core/parse_number.h"
 #include "mantissa/data/text.h"
 #include "mantissa/models/gpt.h"
 #include "mantissa/optim/adamw.h"
@@ -133,9 +134,15 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: fp8_training_bench TEXT [STEPS [SEEDS [BATCH_SIZE [RECIPE...]]]]\n");
     return 2;
   }
+  const auto count = [&](int i, const char* name, int64_t otherwise) -> int64_t {
+    if (i >= argc) return otherwise;
+    const auto parsed = mantissa::parse_number<int64_t>(argv[i]);
+    TORCH_CHECK_VALUE(parsed.value && *parsed.value > 0, name, " '", argv[i], "' is no number above 0");
+    return *parsed.value;
+  };
   try {
-    mantissa::run(argv[1], argc > 2 ? std::atoll(argv[2]) : 1000, argc > 3 ? std::atoll(argv[3]) : 3,
-                  argc > 4 ? std::atoll(argv[4]) : 16, {argv + std::min(argc, 5), argv + argc});
+    mantissa::run(argv[1], count(2, "STEPS", 1000), count(3, "SEEDS", 3), count(4, "BATCH_SIZE", 16),
+                  {argv + std::min(argc, 5), argv + argc});
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -230,7 +230,7 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to(&TrainerOptions::cpu_kernels),
        .default_value = "",
-       .help = "which kernels compute in 16 bits on the CPU, e.g. avx2 or product=libtorch; empty: the "
+       .help = "which kernels compute in 16 bits on the CPU, e.g. avx2 or *product=libtorch; empty: the "
                "fastest here",
        .is_list = true,
        .in_resume = true,

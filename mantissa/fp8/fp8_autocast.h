@@ -44,4 +44,21 @@ class Fp8Autocast {
   Fp8AutocastOptions outer_;
 };
 
+/// While it lives, the products of this thread belong to a training step although they have no graph: the forward pass of an
+/// activation checkpoint, which is computed again with one. What a training step decides is then decided in the first pass, so
+/// that both passes compute the same. Use it for checkpoints of your own; recompute() does.
+class Fp8GraphFollows {
+ public:
+  Fp8GraphFollows();
+  ~Fp8GraphFollows();
+  Fp8GraphFollows(const Fp8GraphFollows&) = delete;
+  Fp8GraphFollows& operator=(const Fp8GraphFollows&) = delete;
+
+  /// Whether this thread has one.
+  static bool is_set();
+
+ private:
+  bool outer_;
+};
+
 }  // namespace mantissa

@@ -66,37 +66,10 @@ std::string name_of(at::ScalarType dtype) {
   return format ? std::string(info(*format).name) : c10::toString(dtype);
 }
 
-/// Names the recipe and its settings that change the kernels and are not the default.
-std::string variant_of(const Fp8Recipe& recipe) {
-  const auto format = [](const auto& each) {
-    if (each.fp8_format == std::decay_t<decltype(each)>{}.fp8_format) return "";
-    return each.fp8_format == Fp8Format::kHybrid ? "-HYBRID" : "-E4M3";
-  };
-  const auto square = [](const auto& each) {
-    if (each.enable_2d_quantization == std::decay_t<decltype(each)>{}.enable_2d_quantization) return "";
-    return each.enable_2d_quantization ? "-2d" : "-1d";
-  };
-  const std::string settings = std::visit(
-      c10::overloaded([&](const DelayedScaling& each) { return c10::str(format(each)); },
-                      [&](const Float8CurrentScaling& each) {
-                        return c10::str(format(each), each.scale.power_of_two ? "-powers-of-2" : "");
-                      },
-                      [&](const Float8BlockScaling& each) {
-                        return c10::str(format(each), each.power_of_two ? "" : "-any-scale");
-                      },
-                      [&](const MXFP8BlockScaling& each) { return c10::str(format(each), square(each)); },
-                      [&](const NVFP4BlockScaling& each) {
-                        return c10::str(square(each), each.random_hadamard_transform ? "" : "-no-transform",
-                                        each.stochastic_rounding ? "" : "-nearest");
-                      }),
-      recipe);
-  return c10::str(recipe_name(recipe), settings);
-}
-
 std::string key_of(const Fp8LayerShape& shape) {
   const std::string weight =
       shape.weight == shape.input ? std::string() : c10::str("-", name_of(shape.weight));
-  return c10::str(variant_of(shape.recipe), '.', name_of(shape.input), weight, '.', shape.in, "-to-",
+  return c10::str(fp8::variant_of(shape.recipe), '.', name_of(shape.input), weight, '.', shape.in, "-to-",
                   shape.out, '.', shape.tokens, "-tokens");
 }
 
@@ -143,6 +116,32 @@ Fp8LayerSpeed measure_fp8_layer(const Fp8LayerShape& shape, const SecondsOf& sec
 }
 
 namespace fp8 {
+
+std::string variant_of(const Fp8Recipe& recipe) {
+  const auto format = [](const auto& each) {
+    if (each.fp8_format == std::decay_t<decltype(each)>{}.fp8_format) return "";
+    return each.fp8_format == Fp8Format::kHybrid ? "-HYBRID" : "-E4M3";
+  };
+  const auto square = [](const auto& each) {
+    if (each.enable_2d_quantization == std::decay_t<decltype(each)>{}.enable_2d_quantization) return "";
+    return each.enable_2d_quantization ? "-2d" : "-1d";
+  };
+  const std::string settings = std::visit(
+      c10::overloaded([&](const DelayedScaling& each) { return c10::str(format(each)); },
+                      [&](const Float8CurrentScaling& each) {
+                        return c10::str(format(each), each.scale.power_of_two ? "-powers-of-2" : "");
+                      },
+                      [&](const Float8BlockScaling& each) {
+                        return c10::str(format(each), each.power_of_two ? "" : "-any-scale");
+                      },
+                      [&](const MXFP8BlockScaling& each) { return c10::str(format(each), square(each)); },
+                      [&](const NVFP4BlockScaling& each) {
+                        return c10::str(square(each), each.random_hadamard_transform ? "" : "-no-transform",
+                                        each.stochastic_rounding ? "" : "-nearest");
+                      }),
+      recipe);
+  return c10::str(recipe_name(recipe), settings);
+}
 
 Fp8LayerSpeed LayerSpeeds::of(const Fp8LayerShape& shape) {
   Fp8LayerShape rounded = shape;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mantissa/fp8/layer_speed.h"
+#include "mantissa/fp8/recipe.h"
 #include "mantissa/kernels/aten/choice_cache_internal.h"
 
 namespace mantissa::fp8 {
@@ -31,6 +32,10 @@ class LayerSpeeds {
   SecondsOf seconds_of_;
   std::map<std::string, Fp8LayerSpeed> known_;  ///< to this process
 };
+
+/// Returns the recipe's name and its settings that change the kernels and are not the default, such as
+/// "Float8CurrentScaling-E4M3".
+std::string variant_of(const Fp8Recipe& recipe);
 
 /// Returns the speeds of a device.
 LayerSpeeds& layer_speeds(at::Device device);

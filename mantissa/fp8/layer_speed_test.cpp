@@ -110,7 +110,8 @@ TEST(LayerSpeed, ALayerThatFp8SlowsDownComputesInItsOwnDtype) {
     const InjectedTimer timer(slow.function());
     const NativeLayer layer;
     EXPECT_TRUE(layer.is_plain());
-    EXPECT_FALSE(StateReader(layer.state->state_dict()).at("is_faster_in_fp8").to_bool());
+    EXPECT_FALSE(
+        StateReader(layer.state->state_dict()).at("is_faster_in_fp8").at("Float8CurrentScaling").to_bool());
     EXPECT_EQ(fp8_layer_speeds(at::kCPU).size(), 1);
   }
   const InjectedTimer timer(fast.function());
@@ -132,7 +133,7 @@ TEST(LayerSpeed, TheDecisionIsMadeOnceAndResumed) {
   EXPECT_EQ(slow.calls, 2);
 }
 
-TEST(LayerSpeed, AnotherRecipeOfARegionIsMeasuredAndDecidesNothingForTheLayer) {
+TEST(LayerSpeed, EachRecipeOfARegionHasADecision) {
   Timer timer = {{3e-3, 2e-3, 2e-3, 3e-3}};
   const InjectedTimer injected(timer.function());
   const NativeLayer layer;
@@ -145,7 +146,36 @@ TEST(LayerSpeed, AnotherRecipeOfARegionIsMeasuredAndDecidesNothingForTheLayer) {
   EXPECT_FALSE(is_plain_in(Float8CurrentScaling())) << "the layer's own";
   EXPECT_TRUE(is_plain_in(other));
   EXPECT_EQ(timer.calls, 4);
-  EXPECT_TRUE(StateReader(layer.state->state_dict()).at("is_faster_in_fp8").to_bool());
+  {
+    const at::NoGradGuard evaluation;
+    EXPECT_TRUE(is_plain_in(other)) << "as in training";
+  }
+  const StateDict state = layer.state->state_dict();
+  const StateReader decisions = StateReader(state).at("is_faster_in_fp8");
+  EXPECT_TRUE(decisions.at("Float8CurrentScaling").to_bool());
+  EXPECT_FALSE(decisions.at("Float8CurrentScaling-E4M3").to_bool());
+}
+
+TEST(LayerSpeed, AHistoryThatTheLayerDoesNotHaveIsRefusedAndNotMeasured) {
+  Timer slow = {{3e-3, 2e-3}};
+  const InjectedTimer timer(slow.function());
+  const NativeLayer layer;
+  const Fp8Autocast region({.recipe = DelayedScaling()});
+  EXPECT_THROW(at::linear(layer.x, layer.weight), c10::ValueError);
+  EXPECT_EQ(slow.calls, 0);
+}
+
+TEST(LayerSpeed, AForwardPassWhoseGraphFollowsDecides) {
+  Timer slow = {{3e-3, 2e-3}};
+  const InjectedTimer timer(slow.function());
+  const NativeLayer layer;
+  const at::NoGradGuard as_in_a_checkpoint;
+  {
+    const Fp8GraphFollows in_backward;
+    EXPECT_TRUE(layer.is_plain());
+  }
+  EXPECT_FALSE(Fp8GraphFollows::is_set());
+  EXPECT_EQ(slow.calls, 2);
 }
 
 TEST(LayerSpeed, NothingIsDecidedWhereFp8IsEmulatedRequiredOrOffOrWithoutAGraph) {

@@ -17,6 +17,7 @@
 
 #include "mantissa/fp8/delayed_scaling_internal.h"
 #include "mantissa/fp8/device_path_internal.h"
+#include "mantissa/fp8/fp8_autocast.h"
 #include "mantissa/fp8/input_internal.h"
 #include "mantissa/fp8/layer_speed_internal.h"
 #include "mantissa/fp8/linear_fp8_internal.h"
@@ -335,24 +336,30 @@ bool Fp8LinearState::is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype,
                                       const std::optional<Fp8Recipe>& of_region) {
   const Fp8Recipe& recipe = of_region ? *of_region : recipe_;
   if (native_ != Fp8Native::kAuto || !multiplies_natively(x, recipe)) return true;
+  // The product refuses it: see state_in_region().
+  if (std::holds_alternative<DelayedScaling>(recipe) && !(recipe == recipe_)) return true;
   const std::lock_guard lock(mutex_);
-  std::optional<bool> of_this_product;
-  std::optional<bool>& decision = recipe == recipe_ ? is_faster_ : of_this_product;
-  const bool can_decide = at::GradMode::is_enabled() && x.dim() > 0 && x.numel() > 0 && weight.numel() > 0 &&
-                          x.size(-1) == weight.size(-1);
-  if (!decision && can_decide) {
-    const Fp8LayerShape shape = {
-        recipe,         x.device(),    dtype, weight.scalar_type(), x.numel() / x.size(-1),
-        weight.size(1), weight.size(0)};
-    decision = fp8::layer_speeds(x.device()).of(shape).is_fp8_faster();
-  }
-  return decision.value_or(true);
+  const std::string variant = fp8::variant_of(recipe);
+  if (const auto decided = is_faster_.find(variant); decided != is_faster_.end()) return decided->second;
+  const bool trains = at::GradMode::is_enabled() || Fp8GraphFollows::is_set();
+  if (!trains || x.dim() == 0 || x.numel() == 0 || weight.numel() == 0 || x.size(-1) != weight.size(-1))
+    return true;
+  const Fp8LayerShape shape = {
+      recipe,         x.device(),    dtype, weight.scalar_type(), x.numel() / x.size(-1),
+      weight.size(1), weight.size(0)};
+  const bool is_faster = fp8::layer_speeds(x.device()).of(shape).is_fp8_faster();
+  is_faster_.emplace(variant, is_faster);
+  return is_faster;
 }
 
 StateDict Fp8LinearState::state_dict() const {
   // The bits of the seed: a node holds no number above 2^63 - 1.
   StateDict result = {{"seed", std::bit_cast<int64_t>(seed_)}, {"stream", stream_}};
-  if (is_faster_) result["is_faster_in_fp8"] = *is_faster_;
+  if (!is_faster_.empty()) {
+    StateDict by_recipe;
+    for (const auto& [variant, is_faster] : is_faster_) by_recipe[variant] = is_faster;
+    result["is_faster_in_fp8"] = by_recipe;
+  }
   if (!std::holds_alternative<DelayedScaling>(recipe_)) return result;
   const auto dict_of = [](const DelayedScalingState& state) {
     return StateDict{{"scale", state.scale}, {"amax_history", state.amax_history}};
@@ -365,8 +372,10 @@ StateDict Fp8LinearState::state_dict() const {
 
 void Fp8LinearState::load_state_dict(const StateReader& state) {
   const int64_t seed = state.at("seed").to_int(), stream = state.at("stream").to_count();
-  const auto decision = state.find("is_faster_in_fp8");
-  const auto is_faster = decision ? std::optional(decision->to_bool()) : std::nullopt;
+  std::map<std::string, bool> is_faster;
+  if (const auto decisions = state.find("is_faster_in_fp8"))
+    for (const auto& entry : decisions->to_dict())
+      is_faster[entry.first] = decisions->at(entry.first).to_bool();
   if (const auto* const delayed = std::get_if<DelayedScaling>(&recipe_)) {
     DelayedScalingState next_forward = scales_from(state.at("forward"), forward.scale.numel()),
                         next_backward = scales_from(state.at("backward"), backward.scale.numel());
@@ -376,7 +385,7 @@ void Fp8LinearState::load_state_dict(const StateReader& state) {
     has_scales_ = has_scales;
     forward = std::move(next_forward), backward = std::move(next_backward);
   }
-  seed_ = std::bit_cast<uint64_t>(seed), stream_ = stream, is_faster_ = is_faster;
+  seed_ = std::bit_cast<uint64_t>(seed), stream_ = stream, is_faster_ = std::move(is_faster);
   cache_.reset();
 }
 

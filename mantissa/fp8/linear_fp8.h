@@ -2,9 +2,11 @@
 
 #include <bitset>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -65,10 +67,10 @@ class Fp8LinearState final : public Stateful {
 
   /// Whether the device of `x` multiplies the layer's codes by instructions of its own. Otherwise its products are emulated.
   bool multiplies_natively(const at::Tensor& x) const { return multiplies_natively(x, recipe_); }
-  /// Whether FP8 makes a product of an input in `dtype` and the weight faster. Decided once, by the first product with
-  /// a graph on a device that multiplies the codes itself, with fp8_native auto: its shape is measured in FP8 and in `dtype`,
-  /// or found in the user's cache. True everywhere else: emulation is there to study FP8, and nothing replaces it. With
-  /// `of_region`, the recipe of a region, products in that recipe are asked for, and nothing is decided for the layer.
+  /// Whether FP8 makes a product of an input in `dtype` and the weight faster. Decided once for each recipe, by the first
+  /// product of a training step on a device that multiplies the codes itself, with fp8_native auto: its shape is measured in
+  /// FP8 and in `dtype`, or found in the user's cache. True everywhere else: emulation is there to study FP8, and nothing
+  /// replaces it. `of_region` is the recipe of a region, in place of the layer's own.
   bool is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype, const at::Tensor& weight,
                         const std::optional<Fp8Recipe>& of_region = {});
   Fp8Native native() const { return native_; }
@@ -98,7 +100,7 @@ class Fp8LinearState final : public Stateful {
   int64_t next_stream();
 
   /// Returns "seed", "stream" and, with DelayedScaling, "has_scales" (a bit for each Fp8Role), and "forward" and "backward" with
-  /// "scale" and "amax_history" each; and "is_faster_in_fp8" if that was decided, so that a resumed run computes the same.
+  /// "scale" and "amax_history" each; and "is_faster_in_fp8", by recipe, if that was decided, so that a resumed run computes the same.
   /// Memory: shares the tensors: see snapshot().
   StateDict state_dict() const override;
   /// Continues from a state that has the same recipe. A history of another length is cut or padded by
@@ -119,7 +121,7 @@ class Fp8LinearState final : public Stateful {
 
   Fp8Recipe recipe_;
   Fp8Native native_ = Fp8Native::kAuto;
-  std::optional<bool> is_faster_;  ///< in FP8, once it was decided
+  std::map<std::string, bool> is_faster_;  ///< in FP8, by fp8::variant_of(recipe), once it was decided
   uint64_t seed_;
   int64_t stream_ = 0;
   Fp8Roles has_scales_;

@@ -63,6 +63,7 @@ class Recompute : public torch::autograd::Function<Recompute> {
     auto pass = c10::make_intrusive<Pass>(body, x.device().type());
     context->save_for_backward({x});
     context->saved_data["pass"] = c10::IValue::make_capsule(std::move(pass));
+    const Fp8GraphFollows in_backward;
     return body(x);
   }
 

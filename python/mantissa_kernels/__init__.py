@@ -106,7 +106,7 @@ def choices() -> str:
 def pin(kernels: str) -> None:
     """Pins kernels for the process, so that results have the same bits every time.
 
-    ``kernels`` is one or more of ``avx2``, ``product=libtorch``, ``fp16.gelu=avx512``, separated by commas. The
+    ``kernels`` is one or more of ``avx2``, ``*product=libtorch``, ``fp16.gelu=avx512``, separated by commas. The
     environment variable ``MANTISSA_KERNELS`` does the same. See docs/cpu-kernels.md of Mantissa.
 
     Raises:
