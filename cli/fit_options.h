@@ -28,6 +28,7 @@ struct FitOptions {
   OptionValues values;
 
   std::string data, target, tokenizer, chat_template, model, weights, output;
+  std::vector<std::string> features;    ///< the columns of a table to train on; empty: all but the target
   bool new_head = false;                ///< --weights leaves the output layer as it is
   std::vector<std::string> train_only;  ///< names for cli::train_only(); empty: all
   std::optional<LoraConfig> lora;

@@ -82,6 +82,21 @@ TEST_F(Images, OtherFoldersHaveTheNumbersOfTheRun) {
                {"a file of the input 'few'"});
 }
 
+TEST_F(Images, PredictionsNeedNoFolderOfAClass) {
+  ASSERT_EQ(train("--data images:photos --max-steps 1 --output run").status, 0);
+  const Outcome predicted = run("predict run --quiet --data images:photos/val/dark");
+  ASSERT_EQ(predicted.status, 0) << predicted.err;
+  EXPECT_THAT(predicted.out, testing::MatchesRegex("index,class,probability,name,file\n"
+                                                   "0,.,[0-9.]+,[a-z]+,photos/val/dark/0.jpg\n"
+                                                   "1,.,[0-9.]+,[a-z]+,photos/val/dark/1.jpg\n"
+                                                   "2,.,[0-9.]+,[a-z]+,photos/val/dark/2.jpg\n"));
+  expect_error(run("test run --quiet --data images:photos/val/dark"), 1, {"has no folders in it"});
+  expect_error(train("--data images:photos/val/dark --output other"), 1, {"has no folders in it"});
+  fs::rename(folder_ / "photos/val/dark/0.jpg", folder_ / "photos/train/0.jpg");
+  expect_error(run("predict run --quiet --data images:photos/train"), 1,
+               {"has both images, such as '0.jpg', and folders"});
+}
+
 TEST_F(Images, WithoutASplitAPartIsHeldOut) {
   const Outcome trained = train("--data images:photos/train --val-fraction 0.25 --max-steps 1 --output run");
   ASSERT_EQ(trained.status, 0) << trained.err;
@@ -181,6 +196,8 @@ TEST_F(Images, CifarTrainsWithAndWithoutATestPart) {
   ASSERT_EQ(fit(common + "--max-steps 3 --mixup 0.2 --output half").status, 0);
   ASSERT_EQ(run("resume half --quiet --max-steps 4").status, 0);
   EXPECT_EQ(json::parse(run("validate whole --quiet --json -").out)["samples"], 3);
+  expect_error(fit(common + "--shift 32 --max-steps 1 --output other"), 1,
+               {"--shift 32: --data cifar10:cifar has images of 32 x 32 pixels", "choose less"});
   write("cifar/test_batch.bin", "no record");
   expect_error(fit(common + "--max-steps 1 --output other"), 1, {"test_batch.bin", "no records"});
   expect_error(fit("--data cifar100:cifar --max-steps 1 --output other"), 1, {"has no train.bin"});
@@ -228,6 +245,26 @@ TEST_F(Images, OptionsWithoutEffectAreWarnedOf) {
   const Outcome text =
       fit("--data text:text.txt --context 8 --max-steps 1 --limit-val-batches 1 --mixup 0.2 --output other");
   EXPECT_THAT(text.err, HasSubstr("--mixup has no effect with --data text:text.txt"));
+}
+
+TEST_F(Images, AShareToHoldOutIsInVainWhereThereIsAValidationPart) {
+  for (const char* const file :
+       {"idx/train-images-idx3-ubyte", "idx/t10k-images-idx3-ubyte", "cifar/test_batch.bin", "cifar/test.bin",
+        "npy/train_data.npy", "npy/val_data.npy", "tokens/val.bin", "packed/val.pack",
+        "one/train-images-idx3-ubyte", "one/data_batch_1.bin", "one/data.npy", "one/val_data.npy"})
+    write(file, "");
+  const auto warning = [&](const std::string& data) {
+    return fit("--print-config --val-fraction 0.3 --data " + data).err;
+  };
+  for (const std::string data : {"idx:idx", "cifar10:cifar", "cifar100:cifar", "images:photos",
+                                 "images:packed", "npy:npy", "tokens:tokens", "chat:tokens --tokenizer t"})
+    EXPECT_THAT(warning(data), HasSubstr("--val-fraction has no effect with --data " +
+                                         data.substr(0, data.find(' ')) + ", which has a part of its own"));
+  for (const std::string data :
+       {"digits", "idx:one", "idx:one/train-images-idx3-ubyte", "idx:none", "cifar10:one",
+        "images:photos/train", "npy:one", "npy:none", "csv:none", "tokens:one/data.npy", "text:one/data.npy"})
+    EXPECT_EQ(warning(data), "") << data;
+  EXPECT_EQ(fit("--print-config --data idx:idx").err, "");
 }
 
 }  // namespace

@@ -28,6 +28,12 @@ class OtherData : public Program {
   }
 };
 
+/// Returns a file of numpy.save() with values of one byte, or of 8.
+std::string npy(const std::string& descr, const std::string& shape, const std::string& values) {
+  const std::string header = "{'descr': '" + descr + "', 'fortran_order': False, 'shape': " + shape + ", }\n";
+  return std::string("\x93NUMPY\1\0", 8) + static_cast<char>(header.size()) + '\0' + header + values;
+}
+
 const std::string kFew("\0\1\2\3\4\0\1\2", 8), kMany("\0\1\2\3\4\5\6\xc7", 8);  // 5 classes, 200 classes
 
 TEST_F(OtherData, TheModelSaysHowManyClassesThereAre) {
@@ -161,19 +167,85 @@ TEST_F(OtherData, ATableThatIsSeldomMeantIsWarnedOf) {
   EXPECT_THAT(warning("x,price\n0,1\n1,2.5\n2,1\n3,2\n"),
               HasSubstr("each different number in the target 'price', such as 2.5, is a class"));
   EXPECT_THAT(warning("x,kind\n0,a\n1,a\n2,a\n3,a\n"), HasSubstr("has one class only"));
+  EXPECT_THAT(warning("5.1,3.5,oak\n4.9,3,oak\n4.7,3.2,elm\n4.6,3.1,elm\n7,3,elm\n"),
+              HasSubstr("write names above it if it is a row"));
+  EXPECT_THAT(
+      warning("x,kind\n0,0\n1,1\n2,4000\n3,1\n"),
+      HasSubstr("'rows.csv': the target 'kind' has samples of 3 classes, whose numbers go up to 4000"));
+  EXPECT_EQ(warning("x,kind\n0,NaN\n1,Inf\n2,b\n3,b\n"), "") << "these are names of classes";
   EXPECT_EQ(warning("x,kind\n0,1\n1,2\n2,1\n3,2\n"), "");
+}
+
+TEST_F(OtherData, FeaturesOfATableAreChosenByName) {
+  std::string table = "id,width,height,kind\n";
+  for (int i = 0; i < 40; ++i)
+    table += "n" + std::to_string(i) + "," + std::to_string(i % 7) + "," + std::to_string(i % 2) +
+             (i % 2 == 0 ? ",oak\n" : ",ash\n");
+  write("trees.csv", table);
+  expect_error(fit("--data csv:trees.csv --output run"), 1,
+               {"'n0' is no number", "choose other columns as --features", "give --target 'id'"});
+  const std::string words = "--data csv:trees.csv --precision 32-true --max-epochs 2 --output ";
+  const Outcome trained = fit(words + "run --features height,width");
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_EQ(trained.err, "");
+  EXPECT_EQ(json::parse(read(folder_ / "run/data.json"))["columns"],
+            (std::vector<std::string>{"height", "width"}));
+  EXPECT_EQ(json::parse(read(folder_ / "run/data.json"))["target"], "kind");
+  write("new.csv", "width,height\n3,1\n4,0\n");
+  const Outcome predicted = run("predict run --quiet --data csv:new.csv");
+  EXPECT_EQ(predicted.status, 0) << predicted.err;
+  EXPECT_EQ(std::count(predicted.out.begin(), predicted.out.end(), '\n'), 3);
+  const Outcome resumed = run("resume run --quiet --max-epochs 3 --json -");
+  EXPECT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_EQ(run("validate run --quiet").status, 0);
+  write("trees.yaml", "data: csv:trees.csv\nfeatures: [height]\ntarget: width\n");
+  const Outcome listed = fit("--config trees.yaml --max-steps 1 --output listed");
+  EXPECT_EQ(listed.status, 0) << listed.err;
+  EXPECT_EQ(json::parse(read(folder_ / "listed/data.json"))["columns"], std::vector<std::string>{"height"});
+  expect_error(fit(words + "other --features heigth"), 1, {"no column 'heigth'; did you mean 'height'?"});
+  expect_error(fit(words + "other --features height,height"), 1, {"'height' is twice", "--features"});
+  expect_error(fit(words + "other --features height,kind"), 1,
+               {"the column 'kind' has the classes, and is among --features, too", "another --target"});
+  expect_error(fit(words + "other --features height,"), 2, {"--features 'height,' has an empty name"});
+  EXPECT_THAT(fit("--features a --print-config").err,
+              HasSubstr("--features has no effect with --data digits"));
+  write("tabs.csv", "a\tkind\n1\tx\n");
+  expect_error(fit("--data csv:tabs.csv --output other"), 1, {"has one column", "only a comma separates"});
+}
+
+TEST_F(OtherData, RowsOfFeaturesAreMixedAndNothingElse) {
+  write("rows.csv", "x,y,kind\n0,1,a\n1,3,b\n2,4,a\n3,5,b\n4,6,a\n5,7,b\n");
+  std::string values, targets;
+  for (int i = 0; i < 6; ++i) {
+    values += std::string(2, static_cast<char>(i));
+    targets += std::string(1, static_cast<char>(i % 2)) + std::string(7, '\0');
+  }
+  write("rows/data.npy", npy("|u1", "(6, 2)", values));
+  write("rows/target.npy", npy("<i8", "(6,)", targets));
+  const auto weights = [&](const std::string& arguments, const std::string& warnings) {
+    fs::remove_all(folder_ / "run");
+    const Outcome trained =
+        fit("--precision 32-true --max-steps 2 --val-fraction 0.3 --output run --data " + arguments);
+    EXPECT_EQ(trained.status, 0) << trained.err;
+    EXPECT_THAT(trained.err, testing::MatchesRegex(warnings)) << arguments;
+    return read(folder_ / "run/weights.safetensors");
+  };
+  for (const std::string data : {"csv:rows.csv", "npy:rows"}) {
+    const std::string plain = weights(data, "");
+    EXPECT_TRUE(weights(data + " --shift 1 --cutmix 1",
+                        "(mantissa: warning: --(shift|cutmix) has no effect with --data " + data +
+                            "[^\n]*; leave it out\n){2}") == plain);
+    EXPECT_FALSE(weights(data + " --mixup 0.5", "") == plain);
+  }
+  EXPECT_THAT(fit("--data npy:rows --print-config").out, HasSubstr("model: mlp"));
+  expect_error(fit("--data npy:rows --model convnet --output other"), 1,
+               {"--model convnet halves images", "--data npy:rows has some of 1 x 2 pixels", "--model mlp"});
 }
 
 TEST_F(OtherData, TooFewSamplesToHoldSomeOutNameTheData) {
   write("one.csv", "a,b\n1,x\n");
   expect_error(fit("--data csv:one.csv --model mlp --output run"), 1,
                {"--data csv:one.csv: holding out 0.2 of 1"});
-}
-
-/// Returns a file of numpy.save() with values of one byte, or of 8.
-std::string npy(const std::string& descr, const std::string& shape, const std::string& values) {
-  const std::string header = "{'descr': '" + descr + "', 'fortran_order': False, 'shape': " + shape + ", }\n";
-  return std::string("\x93NUMPY\1\0", 8) + static_cast<char>(header.size()) + '\0' + header + values;
 }
 
 TEST_F(OtherData, ArraysOfNumpyTrainAndAreEvaluated) {
@@ -220,6 +292,17 @@ TEST_F(OtherData, ArraysOfNumpyTrainAndAreEvaluated) {
   write("last/data.npy", npy("|u1", "(20, 6, 5, 1)", pixels));
   write("last/target.npy", npy("<i8", "(20,)", targets));
   EXPECT_THAT(fit("--data npy:last " + words + "third").err, HasSubstr("if the channels are last"));
+  write("bool/data.npy", npy("|b1", "(4, 6)", std::string(24, '\1')));
+  expect_error(fit("--data npy:bool " + words + "third"), 1,
+               {"values of the dtype bool, which is not supported", "uint8"});
+  write("bool/data.npy", npy("|u1", "(0, 6)", ""));
+  expect_error(fit("--data npy:bool " + words + "third"), 1, {"'bool/data.npy' is [0, 6] and has no rows"});
+  write("bool/data.npy", npy("|u1", "(6,)", "123456"));
+  expect_error(fit("--data npy:bool " + words + "third"), 1, {"is Byte [6]; give images"});
+  write("gaps/data.npy", npy("|u1", "(3, 2)", "abcdef"));
+  write("gaps/target.npy", npy("<i2", "(3,)", std::string("\0\0\1\0\x40\x1f", 6)));
+  EXPECT_THAT(fit("--data npy:gaps " + words + "gaps-run").err,
+              HasSubstr("--data npy:gaps has samples of 3 classes, whose numbers go up to 8000"));
   write("nan/data.npy", npy("<f4", "(1, 2)", std::string("\0\0\0\0\0\0\xc0\x7f", 8)));
   write("nan/target.npy", npy("<i8", "(1,)", std::string(8, '\0')));
   expect_error(fit("--data npy:nan " + words + "third"), 1,

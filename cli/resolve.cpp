@@ -73,8 +73,11 @@ std::pair<std::string, std::string> modes_in(const std::string& precision, const
 OptionValues defaults_of_data(const OptionValues& given) {
   OptionValues values;
   const auto* const data = given.get_if<std::string>("data");
-  if (const DataKind* const kind = data ? find_data_kind(*data) : nullptr)
-    for (const auto& [option, value] : kind->defaults) values.set(option, value);
+  const DataKind* const kind = data ? find_data_kind(*data) : nullptr;
+  if (!kind) return values;
+  for (const auto& [option, value] : kind->defaults) values.set(option, value);
+  if (!kind->defaults_of) return values;
+  for (const auto& [option, value] : kind->defaults_of(path_of_data(*data))) values.set(option, value);
   return values;
 }
 

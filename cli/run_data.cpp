@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/option.h"
 #include "cli/options/groups.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/images/mix.h"
@@ -27,12 +28,6 @@ const DataKind& kind_of(const std::string& data) {
                                        is_known ? "" : did_you_mean(name, names), "; write ", either(forms)));
 }
 
-/// Returns what follows the colon.
-std::string path_of(const std::string& data) {
-  const size_t colon = data.find(':');
-  return colon == std::string::npos ? "" : data.substr(colon + 1);
-}
-
 /// Returns the data with the numbers that the classes have in the run of the options.
 Data numbered(Data data, const FitOptions& o) {
   if (o.names.classes.empty()) return data;
@@ -44,20 +39,29 @@ Data numbered(Data data, const FitOptions& o) {
   return data;
 }
 
+/// Returns whether an option that is on changes these data. For a kind that does not take it, warn_without_effect() has
+/// warned; whether arrays are rows of features shows only now.
+bool changes(const char* option, const FitOptions& o, const Data& data) {
+  if (!kind_of(o.data).takes(option)) return false;
+  if (!data.has_features) return true;
+  TORCH_WARN(flag_of(option), " has no effect with --data ", o.data,
+             ", which has rows of features and no images; leave it out");
+  return false;
+}
+
 /// Returns the changes to the images of a batch, or none.
 /// Errors: c10::ValueError if the images are too small for them.
 Transform augmentation(const FitOptions& o, const Data& data) {
   if (data.input.kind != InputKind::kImages) return {};
   Transform shift, mix;
-  if (o.images.shift > 0 && !data.is_augmented) {
-    TORCH_CHECK_VALUE(o.images.shift < std::min(data.input.height, data.input.width), "--shift ",
-                      o.images.shift, ": --data ", o.data, " has images of ", data.input.height, " x ",
-                      data.input.width, " pixels, which could disappear; choose less");
+  if (o.images.shift > 0 && !data.is_augmented && changes("shift", o, data)) {
+    check_shift(o, data.input.height, data.input.width);
     shift = shift_images(o.images.shift);
   }
-  if (o.images.mixup > 0 || o.images.cutmix > 0)
+  const double cutmix = o.images.cutmix > 0 && changes("cutmix", o, data) ? o.images.cutmix : 0;
+  if (o.images.mixup > 0 || cutmix > 0)
     mix = mix_images(
-        {.num_classes = data.input.classes, .mixup_alpha = o.images.mixup, .cutmix_alpha = o.images.cutmix});
+        {.num_classes = data.input.classes, .mixup_alpha = o.images.mixup, .cutmix_alpha = cutmix});
   if (!shift || !mix) return shift ? shift : mix;
   return [shift, mix](Batch batch, const at::Generator& generator) {
     return mix(shift(std::move(batch), generator), generator);
@@ -77,11 +81,11 @@ void check_data(const std::string& data) { kind_of(data); }
 InputKind input_kind_of(const std::string& data) { return kind_of(data).input; }
 
 std::vector<std::string> inputs_of(const FitOptions& o) {
-  return {path_of(o.data), o.tokenizer, o.weights, o.adapter};
+  return {path_of_data(o.data), o.tokenizer, o.weights, o.adapter};
 }
 
 Data load_data(const FitOptions& o) {
-  Data data = kind_of(o.data).load(path_of(o.data), o);
+  Data data = kind_of(o.data).load(path_of_data(o.data), o);
   if (!data.val) std::tie(data.train, data.val) = hold_out(data.train, o);
   if (data.input.kind == InputKind::kImages && data.input.classes == 1)
     TORCH_WARN("--data ", o.data, " has one class only, so there is nothing to learn");
@@ -90,8 +94,8 @@ Data load_data(const FitOptions& o) {
 
 Data load_all_data(const FitOptions& o) {
   const DataKind& kind = kind_of(o.data);
-  if (kind.load_all) return numbered(kind.load_all(path_of(o.data), o), o);
-  Data data = kind.load(path_of(o.data), o);
+  if (kind.load_all) return numbered(kind.load_all(path_of_data(o.data), o), o);
+  Data data = kind.load(path_of_data(o.data), o);
   if (!data.val) data.val = data.train;
   return numbered(std::move(data), o);
 }

@@ -411,6 +411,9 @@ Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const 
 }
 
 std::shared_ptr<TensorModule> make_model_of(const FitOptions& options, const ModelInput& input) {
+  TORCH_CHECK_VALUE(options.model != "convnet" || (input.height >= 2 && input.width >= 2),
+                    "--model convnet halves images, and --data ", options.data, " has some of ", input.height,
+                    " x ", input.width, " pixels; choose --model mlp");
   auto model = make_model(options.model, input);
   TORCH_CHECK_VALUE(options.loss_chunk == 0 || dynamic_cast<const CausalModel*>(model.get()), "--loss-chunk ",
                     options.loss_chunk, " divides the positions of a text, and --model ", options.model,

@@ -147,6 +147,8 @@ class Warnings {
     const DataKind& data = *find_data_kind(o_.data);
     for (const std::string& option : options_of_some_data())
       if (is_given(option) && !data.takes(option)) warn(option, "--data " + o_.data);
+    if (given_.has("val_fraction") && data.has_val_part && data.has_val_part(path_of_data(o_.data)))
+      warn("val_fraction", "--data " + o_.data + ", which has a part of its own to validate on");
     if (is_given("new_head") && o_.weights.empty()) warn("new_head", "no --weights");
   }
 

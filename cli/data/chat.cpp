@@ -24,6 +24,12 @@ ModelInput chat_input(const Tokenizer& tokenizer, const FitOptions& o) {
   return {.kind = InputKind::kTokens, .vocabulary = tokenizer.vocabulary_size(), .context = o.context};
 }
 
+/// A folder has a file to train on, and one to validate on.
+bool has_val_file(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
 std::shared_ptr<const ChatDataset> read_conversations(const fs::path& path, const Tokenizer& tokenizer,
                                                       const FitOptions& o) {
   auto dataset = read_chat(path, tokenizer, {.context = o.context, .chat_template = o.chat_template});
@@ -40,9 +46,8 @@ std::shared_ptr<const ChatDataset> read_conversations(const fs::path& path, cons
 Data load_chat(const std::string& name, const FitOptions& o) {
   const Tokenizer tokenizer = chat_tokenizer(o);
   const fs::path path = name;
-  std::error_code ignored;
   Data data{.name = "chat", .train = nullptr, .val = nullptr, .input = chat_input(tokenizer, o)};
-  if (!fs::is_directory(path, ignored)) {
+  if (!has_val_file(name)) {
     data.train = read_conversations(path, tokenizer, o);
     return data;
   }
@@ -54,12 +59,10 @@ Data load_chat(const std::string& name, const FitOptions& o) {
 Data load_all_chat(const std::string& name, const FitOptions& o) {
   const Tokenizer tokenizer = chat_tokenizer(o);
   const fs::path path = name;
-  std::error_code ignored;
-  return {
-      .name = "chat",
-      .train = nullptr,
-      .val = read_conversations(fs::is_directory(path, ignored) ? path / "val.jsonl" : path, tokenizer, o),
-      .input = chat_input(tokenizer, o)};
+  return {.name = "chat",
+          .train = nullptr,
+          .val = read_conversations(has_val_file(name) ? path / "val.jsonl" : path, tokenizer, o),
+          .input = chat_input(tokenizer, o)};
 }
 
 }  // namespace
@@ -72,6 +75,7 @@ DataKind chat_kind() {
           .load = &load_chat,
           .load_all = &load_all_chat,
           .token_input = [](const FitOptions& o) { return chat_input(chat_tokenizer(o), o); },
+          .has_val_part = &has_val_file,
           .options = {"context", "tokenizer", "chat_template"}};
 }
 

@@ -1,12 +1,17 @@
 #include "mantissa/data/cifar.h"
 
+#include <cstdint>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "cli/data/kinds.h"
 #include "cli/fit_options.h"
 
 namespace mantissa::cli {
 namespace {
+
+constexpr int64_t kSide = 32;  // pixels
 
 /// Returns the unsplit part of training images without augmentation.
 std::shared_ptr<const Dataset> unchanged(const ByteImageDataset& images) {
@@ -19,13 +24,14 @@ Data cifar_data(const std::string& name, const Cifar& cifar) {
           .val = cifar.val,
           .input = {.kind = InputKind::kImages,
                     .channels = 3,
-                    .height = 32,
-                    .width = 32,
+                    .height = kSide,
+                    .width = kSide,
                     .classes = cifar.classes},
           .is_augmented = true};
 }
 
 Data load_cifar_split(const std::string& name, CifarKind kind, const std::string& path, const FitOptions& o) {
+  check_shift(o, kSide, kSide);
   ByteImageOptions training = cifar_augmentation();
   training.flip_probability = o.images.flip;
   training.padding = o.images.shift;
@@ -44,6 +50,12 @@ Data load_whole_cifar(const std::string& name, CifarKind kind, const std::string
   return data;
 }
 
+bool has_test_file(CifarKind kind, const std::string& path) {
+  std::error_code ignored;
+  const char* const name = kind == CifarKind::kCifar10 ? "test_batch.bin" : "test.bin";
+  return std::filesystem::exists(std::filesystem::path(path) / name, ignored);
+}
+
 DataKind cifar_kind(const std::string& name, CifarKind kind) {
   return {.name = name,
           .argument = "DIR",
@@ -53,6 +65,7 @@ DataKind cifar_kind(const std::string& name, CifarKind kind) {
                       const FitOptions& o) { return load_cifar_split(name, kind, path, o); },
           .load_all = [=](const std::string& path,
                           const FitOptions& /*o*/) { return load_whole_cifar(name, kind, path); },
+          .has_val_part = [=](const std::string& path) { return has_test_file(kind, path); },
           .options = {"flip", "shift", "mixup", "cutmix"},
           .defaults = {{"shift", cifar_augmentation().padding}}};
 }

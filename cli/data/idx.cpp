@@ -40,6 +40,7 @@ DataKind idx_kind() {
           .input = InputKind::kImages,
           .load = [](const std::string& path,
                      const FitOptions& o) { return data_of("idx", load_idx_dataset(path, o.classes)); },
+          .has_val_part = [](const std::string& path) { return has_idx_val_part(path); },
           .options = {"shift", "mixup", "cutmix", "classes"}};
 }
 

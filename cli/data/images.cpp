@@ -33,18 +33,26 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
-Source open_source(const fs::path& path) {
+Source open_source(const fs::path& path, ImageClasses classes = ImageClasses::kFolders) {
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) return std::make_shared<ImageFolder>(path);
+  if (fs::is_directory(path, ignored)) return std::make_shared<ImageFolder>(path, classes);
   return std::make_shared<PackedImages>(path);
 }
 
-/// Returns the part of this name: a folder, or a packed file with the ending .pack; null if there is none.
-Source open_part(const fs::path& root, const std::string& name) {
-  if (is_there(root / name)) return open_source(root / name);
-  if (is_there(root / (name + ".pack"))) return open_source(root / (name + ".pack"));
-  return nullptr;
+/// Returns the part of this name: a folder, or a packed file with the ending .pack; an empty path if there is none.
+fs::path find_part(const fs::path& root, const std::string& name) {
+  for (const std::string& file : {name, name + ".pack"})
+    if (is_there(root / file)) return root / file;
+  return {};
 }
+
+/// Returns null if there is no such part.
+Source open_part(const fs::path& root, const std::string& name) {
+  const fs::path part = find_part(root, name);
+  return part.empty() ? nullptr : open_source(part);
+}
+
+bool has_val_images(const std::string& path) { return !find_part(path, "val").empty(); }
 
 /// A label is a position among the classes, so both parts need the same ones.
 void check_classes(const Split& split, const std::string& name) {
@@ -146,7 +154,8 @@ Data load_all_images(const std::string& name, const FitOptions& o) {
   const fs::path root = name;
   Source source = open_part(root, "val");
   if (!source) source = open_part(root, "train");
-  if (!source) source = open_source(root);
+  if (!source)
+    source = open_source(root, o.reads_labels ? ImageClasses::kFolders : ImageClasses::kFoldersOrNone);
   Data data = data_of(source, o.images);
   data.val = dataset(with_labels(source, o), evaluation(o.images), o.images);
   return data;
@@ -161,6 +170,7 @@ DataKind images_kind() {
           .input = InputKind::kImages,
           .load = &load_images,
           .load_all = &load_all_images,
+          .has_val_part = &has_val_images,
           .options = {"image_size", "crop_scale", "flip", "color_jitter", "rand_augment", "corrupt_images",
                       "exact_decoding", "mixup", "cutmix"}};
 }

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "cli/data_names.h"
 #include "cli/option_values.h"
@@ -26,11 +29,16 @@ struct Data {
   bool draws_windows = false;
   /// The training images are cropped or shifted as they are read.
   bool is_augmented = false;
+  /// The samples are rows of features, which a model reads as images of one row.
+  bool has_features = false;
   DataNames names = {};
   /// Returns the file of a sample by its number, which is its target where labels are not read. Null for data whose samples are
   /// no files.
   std::function<std::string(int64_t)> file_of = {};
 };
+
+/// Options with the defaults that they have for some data.
+using DataDefaults = std::vector<std::pair<std::string, OptionValue>>;
 
 /// A kind of data that `--data` can name, such as idx:DIR. The functions get what follows the colon.
 struct DataKind {
@@ -45,11 +53,16 @@ struct DataKind {
   std::function<Data(const std::string& path, const FitOptions&)> load_all = {};
   /// Returns the input of a model for tokens. It reads no file of data.
   std::function<ModelInput(const FitOptions&)> token_input = {};
+  /// Returns whether the data has a part of its own to validate on. It looks for files, and reads none. If empty, there
+  /// is no such part.
+  std::function<bool(const std::string& path)> has_val_part = {};
 
   /// The options that these data use and other data do not.
   std::vector<std::string> options = {};
   /// Options whose defaults are others for these data.
-  std::vector<std::pair<std::string, OptionValue>> defaults = {};
+  DataDefaults defaults = {};
+  /// Returns more of them, which depend on the data. It reads the header of a file at most, and leaves errors to load().
+  std::function<DataDefaults(const std::string& path)> defaults_of = {};
 
   bool takes(std::string_view option) const {
     return std::find(options.begin(), options.end(), option) != options.end();
@@ -63,11 +76,21 @@ struct DataKind {
 std::pair<std::shared_ptr<const Dataset>, std::shared_ptr<const Dataset>> hold_out(
     const std::shared_ptr<const Dataset>& dataset, const FitOptions& options);
 
+/// Errors: c10::ValueError that names --shift and the data if images of this size could disappear.
+void check_shift(const FitOptions& options, int64_t height, int64_t width);
+
+/// Warns if most of the numbers of classes have no sample: a model gets an output for each of them.
+/// Shape of `target`: int64 [n], from 0 to `classes` - 1. `name` begins the warning.
+void warn_of_unused_classes(const at::Tensor& target, int64_t classes, const std::string& name);
+
 /// Every kind of data, in the order of the help.
 const std::vector<DataKind>& data_kinds();
 
 /// Returns the row that `data`, such as "idx:mnist", belongs to, or null.
 const DataKind* find_data_kind(const std::string& data);
+
+/// Returns what follows the colon of `data`, such as "mnist".
+std::string path_of_data(const std::string& data);
 
 // The rows, a file for each kind of file.
 DataKind digits_kind();

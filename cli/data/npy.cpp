@@ -24,7 +24,10 @@ constexpr int64_t kMostColours = 4;
 struct Part {
   at::Tensor data;    ///< uint8 or float32 [n, channels, height, width]
   at::Tensor target;  ///< int64 [n]
+  bool has_features = false;
 };
+
+bool is_of_features(int64_t dimensions) { return dimensions == 2; }
 
 /// What a run remembers of the values: bytes are divided by 255.
 const char* dtype_name(at::ScalarType dtype) { return dtype == at::kByte ? "uint8" : "float32"; }
@@ -36,12 +39,21 @@ void check_finite(const at::Tensor& images, const std::string& name) {
                     " values; leave those samples out");
 }
 
+/// Errors: c10::ValueError for an array that is neither images nor features.
+void check_array(const at::Tensor& data, const std::string& name) {
+  TORCH_CHECK_VALUE(data.scalar_type() != at::kBool, "'", name,
+                    "' has values of the dtype bool, which is not supported; save them as uint8, int8 to "
+                    "int64 or float16 to float64, for example with .astype('float32')");
+  TORCH_CHECK_VALUE(
+      data.dim() >= 2 && data.dim() <= 4, "'", name, "' is ", data.scalar_type(), ' ', data.sizes(),
+      "; give images [n, channels, height, width] or [n, height, width], or features [n, count]");
+  TORCH_CHECK_VALUE(data.numel() > 0, "'", name, "' is ", data.sizes(), " and has no ",
+                    data.size(0) == 0 ? "rows" : "values", "; save an array that has some");
+}
+
 /// Returns images of one channel for [n, height, width], and of one row for [n, features].
 at::Tensor as_images(const at::Tensor& data, const std::string& name) {
-  TORCH_CHECK_VALUE(
-      data.dim() >= 2 && data.dim() <= 4 && data.numel() > 0 && data.scalar_type() != at::kBool, "'", name,
-      "' is ", data.scalar_type(), ' ', data.sizes(),
-      "; give images [n, channels, height, width] or [n, height, width], or features [n, count]");
+  check_array(data, name);
   const bool is_channels_last =
       data.dim() == 4 && data.size(3) <= kMostColours && data.size(1) > kMostColours;
   if (is_channels_last)
@@ -64,7 +76,7 @@ Part read_part(const fs::path& folder, const std::string& prefix, const FitOptio
                     c10::toString(values.scalar_type()), " values, and the data of the run has ",
                     o.names.dtype,
                     " values; bytes are divided by 255, and other numbers are not, so save both alike");
-  Part part{as_images(values, data.string()), {}};
+  Part part{as_images(values, data.string()), {}, is_of_features(values.dim())};
   if (!o.reads_labels) {
     part.target = at::zeros({part.data.size(0)}, at::TensorOptions(at::kLong).device(at::kCPU));
     return part;
@@ -90,13 +102,39 @@ std::shared_ptr<const Dataset> dataset(const Part& part) {
   return std::make_shared<TensorDataset>(part.data, part.target);
 }
 
+bool has_file(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+/// Returns what the names of the files with the training data begin with.
+std::string train_prefix(const fs::path& folder) {
+  return has_file(folder / "train_data.npy") ? "train_" : "";
+}
+
+bool has_val_arrays(const std::string& path) {
+  const fs::path folder = path;
+  return !train_prefix(folder).empty() && has_file(folder / "val_data.npy");
+}
+
+/// A header tells features, which have no neighbours for a convolution, from images.
+DataDefaults defaults_of_arrays(const std::string& path) {
+  const fs::path folder = path;
+  try {
+    const NpyHeader header = read_npy_header(folder / (train_prefix(folder) + "data.npy"));
+    if (is_of_features(std::ssize(header.shape))) return {{"model", "mlp"}};
+  } catch (const c10::Error&) {
+    return {};  // load_arrays() says what is wrong
+  }
+  return {};
+}
+
 Data load_arrays(const std::string& path, const FitOptions& o) {
   const fs::path folder = path;
   std::error_code ignored;
   TORCH_CHECK_VALUE(!fs::exists(folder, ignored) || fs::is_directory(folder, ignored), "--data npy:", path,
                     " is a file; give the folder that has it as data.npy");
-  const bool has_parts = fs::exists(folder / "train_data.npy", ignored);
-  const Part train = read_part(folder, has_parts ? "train_" : "", o);
+  const Part train = read_part(folder, train_prefix(folder), o);
   const auto size_of = [](const Part& part) { return part.data.sizes().slice(1); };
   Data data{.name = "npy",
             .train = dataset(train),
@@ -106,8 +144,11 @@ Data load_arrays(const std::string& path, const FitOptions& o) {
                       .height = train.data.size(2),
                       .width = train.data.size(3),
                       .classes = o.reads_labels ? train.target.max().item<int64_t>() + 1 : 0},
+            .has_features = train.has_features,
             .names = {.dtype = dtype_name(train.data.scalar_type())}};
-  if (!has_parts || !fs::exists(folder / "val_data.npy", ignored)) return data;
+  if (o.reads_labels && o.names.dtype.empty())
+    warn_of_unused_classes(train.target, data.input.classes, "--data npy:" + path);
+  if (!has_val_arrays(path)) return data;
   const Part val = read_part(folder, "val_", o);
   TORCH_CHECK_VALUE(val.data.scalar_type() == train.data.scalar_type(), "'", path, "': val_data.npy has ",
                     val.data.scalar_type(), " values, and train_data.npy has ", train.data.scalar_type(),
@@ -129,7 +170,9 @@ DataKind npy_kind() {
           .help = "arrays of NumPy: data.npy and target.npy",
           .input = InputKind::kImages,
           .load = &load_arrays,
-          .options = {"shift", "mixup", "cutmix"}};
+          .has_val_part = &has_val_arrays,
+          .options = {"shift", "mixup", "cutmix"},
+          .defaults_of = &defaults_of_arrays};
 }
 
 }  // namespace mantissa::cli

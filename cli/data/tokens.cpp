@@ -63,6 +63,7 @@ DataKind tokens_kind() {
           .load = &load_split_tokens,
           .load_all = &load_whole_tokens,
           .token_input = &ids_input,
+          .has_val_part = [](const std::string& path) { return is_folder(path); },
           .options = {"context", "vocabulary"}};
 }
 

@@ -19,6 +19,10 @@ std::string forms_of_data() {
   return either(forms);
 }
 
+std::vector<std::string> parse_features(const std::string& flag, const std::string& text) {
+  return text.empty() ? std::vector<std::string>() : parse_words(flag, text);
+}
+
 }  // namespace
 
 std::vector<Option> data_options() {
@@ -51,12 +55,21 @@ std::vector<Option> data_options() {
        .help = "csv: data: the column that has the classes; by default the last one",
        .may_be_empty = true,
        .known_as = {"label", "target_column", "label_column"}},
+      {.name = "features",
+       .group = kGroup,
+       .to = to(&FitOptions::features, parse_features),
+       .default_value = "",
+       .help = "csv: data: the columns to train on, with commas between them; by default all but the target",
+       .is_list = true,
+       .may_be_empty = true,
+       .known_as = {"columns", "feature_columns", "feature_names"}},
       {.name = "context",
        .group = kGroup,
        .to = to(&FitOptions::context),
        .default_value = 128,
-       .help = "length of the windows of text: and tokens: data, and of the sequences of a model that is "
-               "made for them",
+       .help =
+           "length of the windows of text: and tokens: data and of the conversations of chat: data, and of "
+           "the sequences of a model that is made for them",
        .range = {{1, 1048576, "choose 1 to 1048576"}},
        .known_as = {"block_size", "seq_length", "max_length"}},
       {.name = "vocabulary",

@@ -60,8 +60,8 @@ std::vector<Option> image_options() {
        .group = kGroup,
        .to = to(&ImageOptions::mixup),
        .default_value = 0.0,
-       .help = "images are mixed with each other by shares of a Beta distribution with this parameter, such "
-               "as 0.2; 0: not",
+       .help = "images, and rows of features, are mixed with each other by shares of a Beta distribution "
+               "with this parameter, such as 0.2; 0: not",
        .range = {{0, 1e6, "choose 0 (none) or more"}},
        .known_as = {"mixup_alpha"}},
       {.name = "cutmix",

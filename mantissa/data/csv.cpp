@@ -92,30 +92,33 @@ std::vector<std::string> numbered_columns(size_t count) {
   return names;
 }
 
+/// Returns the cure for a table that is read as one column, because something else separates its columns.
+std::string cure_of_one_column(char separator) {
+  const std::string called =
+      separator == ',' ? "a comma" : "'" + fit_for_message(std::string(1, separator)) + "'";
+  return "; only " + called + " separates columns, so save the table with that";
+}
+
 size_t find_column(const std::vector<std::string>& columns, const std::string& wanted,
-                   const std::string& name) {
+                   const CsvOptions& options, const std::string& name) {
   const auto found = std::find(columns.begin(), columns.end(), wanted);
   std::vector<std::string> shown;
   for (const std::string& column : columns) shown.push_back(fit_for_message(column));
   TORCH_CHECK_VALUE(found != columns.end(), "'", name, "' has no column '", fit_for_message(wanted), "'",
                     did_you_mean(wanted, shown), "; its columns are ", join_names(shown),
-                    columns.size() > 1 ? "" : "; check the separator");
+                    columns.size() > 1 ? "" : cure_of_one_column(options.separator));
   return static_cast<size_t>(found - columns.begin());
 }
+
+bool is_number(const std::string& text) { return parse_number<double>(text).value.has_value(); }
 
 /// Columns are found by their names.
 void check_names(const std::vector<std::string>& columns, const std::string& name) {
   std::set<std::string> seen;
   for (const std::string& column : columns)
     TORCH_CHECK_VALUE(seen.insert(column).second, "'", name, "' has two columns called '",
-                      fit_for_message(column), "'; give them different names");
-  const auto is_number = [](const std::string& column) {
-    return parse_number<double>(column).value.has_value();
-  };
-  if (std::all_of(columns.begin(), columns.end(), is_number))
-    TORCH_WARN("'", name,
-               "': the first line has numbers alone, and is taken for the names of the columns; write names "
-               "above it if it is a row");
+                      fit_for_message(column), "'; give them different names",
+                      is_number(column) ? ", in a line above this one if it is a row" : "");
 }
 
 /// What is read of a table.
@@ -127,25 +130,57 @@ struct Layout {
 Layout find_layout(const std::vector<std::string>& columns, const CsvOptions& options,
                    const std::string& name) {
   Layout layout;
-  for (const std::string& feature : options.features)
-    layout.features.push_back(find_column(columns, feature, name));
-  if (!options.target.empty()) layout.target = find_column(columns, options.target, name);
-  if (!options.features.empty()) return layout;
-  TORCH_CHECK_VALUE(
-      columns.size() > 1, "'", name, "' has ", columns.size(),
-      " columns, and a table needs one for the classes and one for numbers at least; check the separator");
-  if (!layout.target) layout.target = columns.size() - 1;
-  for (size_t i = 0; i < columns.size(); ++i)
+  const auto is_feature = [&](size_t column) {
+    return std::find(layout.features.begin(), layout.features.end(), column) != layout.features.end();
+  };
+  for (const std::string& feature : options.features) {
+    const size_t column = find_column(columns, feature, options, name);
+    TORCH_CHECK_VALUE(!is_feature(column), "'", name, "': '", fit_for_message(feature),
+                      "' is twice among the columns of features; list it once");
+    layout.features.push_back(column);
+  }
+  const bool are_given = !layout.features.empty();
+  TORCH_CHECK_VALUE(are_given || columns.size() > 1, "'", name,
+                    "' has one column, and a table needs one for the classes and one for numbers at least",
+                    cure_of_one_column(options.separator));
+  if (!options.target.empty()) layout.target = find_column(columns, options.target, options, name);
+  if (!layout.target && (!are_given || options.last_is_target)) layout.target = columns.size() - 1;
+  TORCH_CHECK_VALUE(!layout.target || !is_feature(*layout.target), "'", name, "': the column '",
+                    fit_for_message(columns[*layout.target]),
+                    "' has the classes, and is among features, too; leave it out there, or choose another "
+                    "target");
+  for (size_t i = 0; i < columns.size() && !are_given; ++i)
     if (i != *layout.target) layout.features.push_back(i);
   return layout;
 }
 
+/// Points to a file without a header, whose first row would be lost. A class there has a name, as a column has.
+void warn_of_a_row(const std::vector<std::string>& columns, const Layout& layout, const std::string& name) {
+  const auto has_number = [&](size_t feature) { return is_number(columns[feature]); };
+  if (!std::all_of(layout.features.begin(), layout.features.end(), has_number)) return;
+  TORCH_WARN("'", name,
+             "': the first line is taken for the names of the columns, and has numbers for the features, "
+             "such as ",
+             columns[layout.features[0]], "; write names above it if it is a row");
+}
+
+/// Returns the cure for a field that is no number.
+std::string cure_of(const std::string& field, const std::string& column, const CsvOptions& options) {
+  if (!options.features.empty()) return "; fill it in, or leave the row out";
+  const std::string cure = "; fill it in, leave the row out, or choose other columns as features";
+  const ParsedNumber<double> parsed = parse_number<double>(field);
+  const bool is_text = !field.empty() && !parsed.value && !parsed.is_out_of_range;
+  if (!is_text || !options.target.empty()) return cure;
+  return cure + "; if the column has the classes, give target '" + fit_for_message(column) + "'";
+}
+
 /// Errors: c10::ValueError for what is no finite number; `line` and `column` begin it.
-float number_in(const std::string& field, const std::string& name, int64_t line, const std::string& column) {
+float number_in(const std::string& field, const std::string& name, int64_t line, const std::string& column,
+                const CsvOptions& options) {
   const std::optional<double> number = parse_number<double>(field).value;
   TORCH_CHECK_VALUE(number && std::isfinite(static_cast<float>(*number)), "'", name, "', line ", line,
                     ", column '", fit_for_message(column), "': '", fit_for_message(field),
-                    "' is no number that float32 holds; fill it in, or leave the column out");
+                    "' is no number that float32 holds", cure_of(field, column, options));
   return static_cast<float>(*number);
 }
 
@@ -213,7 +248,9 @@ CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::
   TORCH_CHECK_VALUE(row, "'", name, "' is empty; give a table");
   const std::vector<std::string> columns = options.has_header ? *row : numbered_columns(row->size());
   check_names(columns, name);
-  const auto [features, target] = find_layout(columns, options, name);
+  const Layout layout = find_layout(columns, options, name);
+  const auto& [features, target] = layout;
+  if (options.has_header && options.features.empty()) warn_of_a_row(columns, layout, name);
   if (options.has_header) row = reader.next();
   CsvTable table;
   for (const size_t i : features) table.columns.push_back(columns[i]);
@@ -222,7 +259,8 @@ CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::
   for (; row; row = reader.next()) {
     TORCH_CHECK_VALUE(row->size() == columns.size(), "'", name, "', line ", reader.line(), " has ",
                       row->size(), " fields, and the table has ", columns.size(), " columns");
-    for (const size_t i : features) values.push_back(number_in((*row)[i], name, reader.line(), columns[i]));
+    for (const size_t i : features)
+      values.push_back(number_in((*row)[i], name, reader.line(), columns[i], options));
     if (!target) continue;
     TORCH_CHECK_VALUE(!(*row)[*target].empty(), "'", name, "', line ", reader.line(), ", column '",
                       fit_for_message(columns[*target]), "' has no class; fill it in, or leave the row out");

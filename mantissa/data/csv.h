@@ -13,8 +13,10 @@ struct CsvOptions {
   /// The column that has the classes; empty: the last one. Without a header, columns are called "0", "1" and so on.
   std::string target = {};
   /// The columns of `data`, in this order, such as those of the table that a model was trained on. Other columns are not
-  /// read, and without `target` no class is. Empty: all columns but the target.
+  /// read, and without `target` no class is, unless `last_is_target`. Empty: all columns but the target.
   std::vector<std::string> features = {};
+  /// The last column has the classes if `target` names none, also with `features`.
+  bool last_is_target = false;
   /// The classes by their numbers, such as those of the table that a model was trained on; empty: those of the table.
   std::vector<std::string> classes = {};
   char separator = ',';
@@ -37,7 +39,8 @@ struct CsvTable {
 /// Memory: 4 bytes for each number; while the table is read, its text and up to three times as many.
 /// Errors: c10::ValueError that names line and column for a field that is no finite number, a row with another number of fields,
 ///         a quote without an end, no class, a class that is none of `classes`, and a class number above 65535; and for no row, fewer than two columns, two
-///         columns of a name, and a target or feature that is no column.
+///         columns of a name, a target or feature that is no column, a feature that is listed twice, and a target among the
+///         features. A header whose features have numbers for names is warned of, unless `features` gives these.
 CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::string& name);
 
 /// Errors: those of parse_csv(), which name the file; c10::Error that names it if it cannot be read.

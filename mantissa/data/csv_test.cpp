@@ -12,8 +12,11 @@
 namespace mantissa::csv_test {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
 
 CsvTable parse(const std::string& text, const CsvOptions& options = {}) {
   return parse_csv(text, options, "f.csv");
@@ -63,10 +66,24 @@ TEST(Csv, ErrorsNameLineAndColumn) {
   EXPECT_THAT(refused("a,b\n"), HasSubstr("has no row"));
   EXPECT_THAT(refused(""), HasSubstr("is empty"));
   EXPECT_THAT(refused("\n\n"), HasSubstr("is empty"));
-  EXPECT_THAT(refused("a;b\n1;2\n"), HasSubstr("has 1 columns"));
+  EXPECT_THAT(refused("a;b\n1;2\n"), AllOf(HasSubstr("has one column"), HasSubstr("only a comma separates")));
+  EXPECT_THAT(refused("a,b\n1,2\n", {.separator = ';'}), HasSubstr("only ';' separates columns"));
+  EXPECT_THAT(refused("a\tb\n1\t2\n", {.features = {"b"}}),
+              AllOf(HasSubstr("no column 'b'"), HasSubstr("only a comma separates columns")));
   EXPECT_THAT(refused("a,kind\n1,x\n", {.target = "kinds"}),
               HasSubstr("no column 'kinds'; did you mean 'kind'?"));
   EXPECT_THAT(refused("a,b\n1,65536\n"), HasSubstr("the class 65536"));
+}
+
+TEST(Csv, AColumnOfTextMayBeTheTarget) {
+  const std::string text = "kind,a\nant,1\n";
+  EXPECT_THAT(refused(text), HasSubstr("if the column has the classes, give target 'kind'"));
+  EXPECT_EQ(parse(text, {.target = "kind"}).columns, std::vector<std::string>{"a"});
+  for (const std::string& other : {refused(text, {.target = "a"}), refused("a,b\n,x\n"),
+                                   refused("a,b\n1e999,x\n"), refused("a,b\nnan,x\n")})
+    EXPECT_THAT(other, AllOf(HasSubstr("choose other columns as features"), Not(HasSubstr("give target"))));
+  EXPECT_THAT(refused(text, {.features = {"kind"}}), HasSubstr("holds; fill it in, or leave the row out"))
+      << "a trained model reads the columns that it knows";
 }
 
 TEST(Csv, FeaturesSelectAndOrderTheColumns) {
@@ -80,9 +97,17 @@ TEST(Csv, FeaturesSelectAndOrderTheColumns) {
   EXPECT_TRUE(table.data.equal(torch::tensor({2.0F, 4.0F}).view({2, 1})));
   EXPECT_TRUE(table.target.equal(torch::tensor({1, 0})));
   EXPECT_EQ(table.target_column, "kind");
+  const CsvTable last = parse("id,b,a,kind\nx,2,1,cat\n", {.features = {"a", "b"}, .last_is_target = true});
+  EXPECT_THAT(last.columns, ElementsAre("a", "b"));
+  EXPECT_THAT(last.classes, ElementsAre("cat"));
   EXPECT_EQ(parse("x\n1\n", {.features = {"x"}}).data.numel(), 1) << "one column is enough";
   EXPECT_THAT(refused(text, {.features = {"a", "c"}}), HasSubstr("no column 'c'"));
   EXPECT_THAT(refused(text, {.target = "name", .features = {"a"}}), HasSubstr("no column 'name'"));
+  EXPECT_THAT(refused(text, {.features = {"a", "b", "a"}}), HasSubstr("'a' is twice among the columns"));
+  EXPECT_THAT(refused(text, {.target = "b", .features = {"b"}}),
+              HasSubstr("the column 'b' has the classes, and is among features, too"));
+  EXPECT_THAT(refused(text, {.features = {"a"}, .last_is_target = true}),
+              HasSubstr("the column 'a' has the classes"));
   EXPECT_THAT(refused("a,a\n1,2\n", {.features = {"a"}}), HasSubstr("two columns called 'a'"));
   EXPECT_THAT(refused("a,b,a\n1,2,3\n"), HasSubstr("two columns called 'a'"));
 }
@@ -99,9 +124,19 @@ TEST(Csv, ClassesMayBeGiven) {
 }
 
 TEST(Csv, ALineOfNumbersIsPerhapsNoHeader) {
-  const Warnings warnings;
-  EXPECT_EQ(parse("1,2\n3,4\n").data.numel(), 1);
-  EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("taken for the names of the columns")));
+  const auto warning = [](const std::string& text, const CsvOptions& options = {}) {
+    const Warnings warnings;
+    parse(text, options);
+    return warnings.texts;
+  };
+  const auto lost = ElementsAre(HasSubstr("taken for the names of the columns"));
+  EXPECT_THAT(warning("1,2\n3,4\n"), lost);
+  EXPECT_THAT(warning("5.1,3.5,setosa\n4.9,3,setosa\n"), lost) << "the class is the name of the target";
+  EXPECT_THAT(warning("setosa,5.1\nsetosa,4.9\n", {.target = "setosa"}), lost);
+  EXPECT_THAT(warning("1,b,c\n3,4,x\n"), IsEmpty());
+  EXPECT_THAT(warning("1,2\n3,4\n", {.features = {"1"}}), IsEmpty()) << "that is what it is called";
+  EXPECT_THAT(warning("1,2\n3,4\n", {.has_header = false}), IsEmpty());
+  EXPECT_THAT(refused("1,1,x\n2,3,y\n"), HasSubstr("in a line above this one if it is a row"));
 }
 
 class CsvFile : public InFolder {};

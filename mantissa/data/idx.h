@@ -48,6 +48,10 @@ struct IdxDataset {
 ///           several pairs that are not one training and one validation part; all name the files.
 IdxDataset load_idx_dataset(const std::filesystem::path& path, int64_t classes = 0);
 
+/// Returns whether load_idx_dataset() would find two parts in a folder: one to train on, and one to validate on. It reads no
+/// file.
+bool has_idx_val_part(const std::filesystem::path& folder);
+
 /// Makes a dataset from images uint8 [n, height, width] and labels uint8 [n], scaled as in
 /// load_idx_dataset().
 /// Errors: c10::ValueError, beginning with `name`, for other shapes or dtypes, different counts, no images,

@@ -41,6 +41,19 @@ Pair with_labels(const fs::path& images, const std::string& prefix) {
   return {prefix, images, plain ? labels : gzip};
 }
 
+/// Returns the images files of a folder by their prefixes; a plain file is preferred to a gzip file.
+std::map<std::string, fs::path> find_images(const fs::path& folder, std::error_code& error) {
+  std::map<std::string, fs::path> images;
+  std::string prefix;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string file = entry.path().filename().string();
+    if (!has_prefix(file, kImages, prefix)) continue;
+    const bool plain = !file.ends_with(kGzip);
+    if (plain || !images.contains(prefix)) images[prefix] = entry.path();
+  }
+  return images;
+}
+
 std::vector<Pair> find_pairs(const fs::path& path) {
   std::string prefix;
   std::error_code error;
@@ -50,16 +63,9 @@ std::vector<Pair> find_pairs(const fs::path& path) {
                       "[.gz]; rename it, or give the folder");
     return {with_labels(path, prefix)};
   }
-  std::map<std::string, fs::path> images;
-  fs::directory_iterator entries(path, error);
+  const std::map<std::string, fs::path> images = find_images(path, error);
   TORCH_CHECK_VALUE(!error, "load_idx_dataset: cannot open folder '", path.string(), "': ", error.message(),
                     "; give a folder that holds PREFIX", kImages, "[.gz] and PREFIX", kLabels, "[.gz]");
-  for (const fs::directory_entry& entry : entries) {
-    const std::string file = entry.path().filename().string();
-    if (!has_prefix(file, kImages, prefix)) continue;
-    const bool plain = !file.ends_with(kGzip);
-    if (plain || !images.contains(prefix)) images[prefix] = entry.path();
-  }
   TORCH_CHECK_VALUE(!images.empty(), "load_idx_dataset: no file PREFIX", kImages, "[.gz] in folder '",
                     path.string(), "'; put the images and PREFIX", kLabels, "[.gz] there");
   std::vector<Pair> pairs;
@@ -117,6 +123,11 @@ std::shared_ptr<const TensorDataset> make_idx_dataset(const at::Tensor& images, 
   const Part part{images, labels.contiguous(), name, name};
   check(part, classes);
   return make(part, scale_of(largest(images)));
+}
+
+bool has_idx_val_part(const fs::path& folder) {
+  std::error_code ignored;
+  return find_images(folder, ignored).size() > 1;
 }
 
 IdxDataset load_idx_dataset(const fs::path& path, int64_t classes) {

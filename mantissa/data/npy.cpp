@@ -133,18 +133,37 @@ NpyHeader parse_npy_header(std::string_view bytes, int64_t file_size, const std:
   return header;
 }
 
-at::Tensor read_npy(const std::filesystem::path& path) {
+namespace {
+
+std::ifstream open_npy(const std::filesystem::path& path) {
   std::error_code ignored;
   TORCH_CHECK(std::filesystem::is_regular_file(path, ignored), "cannot read '", path.string(),
               "': ", std::filesystem::exists(path, ignored) ? "it is not a regular file" : "no such file",
               "; give a file of numpy.save()");
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   TORCH_CHECK(file, "cannot read '", path.string(), "'; check its permissions");
+  return file;
+}
+
+/// Parses the header of a file that is at its end.
+NpyHeader header_of(std::ifstream& file, const std::filesystem::path& path) {
   const auto size = static_cast<int64_t>(file.tellg());
   std::string bytes(static_cast<size_t>(std::min(size, kMaxHeader + 16)), '\0');
   file.seekg(0).read(bytes.data(), std::ssize(bytes));
   TORCH_CHECK(file, "cannot read '", path.string(), "'; give a file of numpy.save()");
-  const NpyHeader header = parse_npy_header(bytes, size, path.string());
+  return parse_npy_header(bytes, size, path.string());
+}
+
+}  // namespace
+
+NpyHeader read_npy_header(const std::filesystem::path& path) {
+  std::ifstream file = open_npy(path);
+  return header_of(file, path);
+}
+
+at::Tensor read_npy(const std::filesystem::path& path) {
+  std::ifstream file = open_npy(path);
+  const NpyHeader header = header_of(file, path);
   std::vector<int64_t> shape = header.shape;
   if (header.is_fortran_order) std::reverse(shape.begin(), shape.end());
   const at::Tensor values = at::empty(shape, at::TensorOptions(header.dtype).device(at::kCPU));

@@ -23,6 +23,10 @@ struct NpyHeader {
 ///         libtorch lacks, numbers in big-endian order, and for a file that does not end with the last value.
 NpyHeader parse_npy_header(std::string_view bytes, int64_t file_size, const std::string& name);
 
+/// Reads the header of a file, and no values.
+/// Errors: those of parse_npy_header(); c10::Error if the file cannot be read.
+NpyHeader read_npy_header(const std::filesystem::path& path);
+
 /// Reads an array that numpy.save() has written: format versions 1 to 3, in C or Fortran order.
 ///
 /// Shapes: those of the file; the result is contiguous. Dtypes: bool, int8 to int64, uint8, float16 to float64, as in the file.

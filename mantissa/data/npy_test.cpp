@@ -40,6 +40,15 @@ class Npy : public InFolder {
   }
 };
 
+TEST_F(Npy, AHeaderIsReadByItself) {
+  write_image_file(folder_ / "a.npy", npy(header_of("<i2", "(2, 3)", "True"), std::string(12, 'x')));
+  const NpyHeader header = read_npy_header(folder_ / "a.npy");
+  EXPECT_EQ(header.dtype, at::kShort);
+  EXPECT_THAT(header.shape, ElementsAre(2, 3));
+  EXPECT_TRUE(header.is_fortran_order);
+  EXPECT_THAT(error_of([&] { read_npy_header(folder_ / "b.npy"); }), HasSubstr("b.npy': no such file"));
+}
+
 TEST_F(Npy, EveryDtypeAndVersion) {
   const at::Tensor numbers = torch::arange(6).view({2, 3});
   for (const auto& [descr, dtype] : {std::pair("<f4", at::kFloat),

@@ -106,6 +106,27 @@ TEST_F(ImageFolderTest, SaysWhatIsMissing) {
   EXPECT_THAT(error_of([&] { images(); }), HasSubstr("the class 'bird' has no images"));
 }
 
+TEST_F(ImageFolderTest, MayHaveImagesWithoutClasses) {
+  const auto open = [](const std::filesystem::path& path) {
+    return ImageFolder(path, ImageClasses::kFoldersOrNone);
+  };
+  const ImageFolder flat = open(root() / "cat");
+  ASSERT_EQ(flat.size(), 3);
+  EXPECT_TRUE(flat.classes().empty());
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(flat.name(i), (root() / "cat" / (std::to_string(2 * i) + ".JPG")).string());
+    EXPECT_EQ(flat.label(i), 0);
+  }
+  EXPECT_THAT(open(root()).classes(), ElementsAre("ant", "cat")) << "folders are classes as ever";
+  std::filesystem::copy_file(root() / "cat" / "2.JPG", root() / "stray.jpg");
+  EXPECT_EQ(images()->size(), 6);
+  EXPECT_THAT(
+      error_of([&] { open(root()); }),
+      AllOf(HasSubstr("both images, such as 'stray.jpg', and folders"), HasSubstr("give one that has")));
+  std::filesystem::create_directory(folder_ / "empty");
+  EXPECT_THAT(error_of([&] { open(folder_ / "empty"); }), HasSubstr("give one that has images, or a folder"));
+}
+
 TEST_F(ImageFolderTest, LinksAreFollowedButNotInACircle) {
   std::filesystem::create_directory_symlink(root() / "ant", root() / "ant" / "itself");
   std::filesystem::create_symlink("nowhere", root() / "ant" / "leads nowhere");

@@ -67,20 +67,38 @@ std::vector<std::string> images_below(const fs::path& folder) {
 
 }  // namespace
 
-ImageFolder::ImageFolder(const fs::path& root) {
+ImageFolder::ImageFolder(const fs::path& root, ImageClasses classes) {
+  std::vector<std::string> images;  // of the folder itself
   std::error_code error;
-  for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error))
-    if (entry->is_directory()) classes_.push_back(entry->path().filename().string());
+  for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->is_directory())
+      classes_.push_back(entry->path().filename().string());
+    else if (classes == ImageClasses::kFoldersOrNone && is_image_name(entry->path()))
+      images.push_back(entry->path().string());
+  }
   if (error) refuse_path(root.string(), error);
-  TORCH_CHECK_VALUE(!classes_.empty(), "image folder '", root.string(),
-                    "' has no folders in it; give one that has a folder of images for each class");
   std::sort(classes_.begin(), classes_.end());
+  std::sort(images.begin(), images.end());
+  if (!images.empty()) {
+    TORCH_CHECK_VALUE(classes_.empty(), "image folder '", root.string(), "' has both images, such as '",
+                      fs::path(images[0]).filename().string(), "', and folders, such as '", classes_[0],
+                      "'; give one that has either images or folders of images");
+    add(std::move(images), 0);
+    return;
+  }
+  TORCH_CHECK_VALUE(
+      !classes_.empty(), "image folder '", root.string(), "' has no folders in it; give one that has ",
+      classes == ImageClasses::kFolders ? "" : "images, or ", "a folder of images for each class");
   for (size_t label = 0; label < classes_.size(); ++label) {
     std::vector<std::string> paths = images_below(root / classes_[label]);
     TORCH_CHECK_VALUE(!paths.empty(), "image folder '", root.string(), "': the class '", classes_[label],
                       "' has no images; remove its folder, or put .jpg, .jpeg or .png files into it");
-    for (std::string& path : paths) files_.push_back({std::move(path), static_cast<int64_t>(label)});
+    add(std::move(paths), static_cast<int64_t>(label));
   }
+}
+
+void ImageFolder::add(std::vector<std::string> paths, int64_t label) {
+  for (std::string& path : paths) files_.push_back({std::move(path), label});
 }
 
 std::string_view ImageFolder::read(int64_t index, std::string& buffer) const {

@@ -10,17 +10,24 @@
 
 namespace mantissa {
 
+/// Where the classes of a folder's images come from.
+enum class ImageClasses {
+  kFolders,        ///< each folder in it is a class
+  kFoldersOrNone,  ///< the images may also be in the folder itself, without classes, for predictions
+};
+
 /// The images of a folder that has one folder for each class (torchvision: ImageFolder).
 ///
 /// The classes are the folders' names, sorted; a class has every file below its folder whose name ends in .jpg, .jpeg or
-/// .png, in any case. The order is torchvision's. Symbolic links are followed.
+/// .png, in any case. The order is torchvision's. Symbolic links are followed. Images without classes are sorted by name,
+/// and have the label 0.
 /// Memory: the paths.
 class ImageFolder final : public ImageSource {
  public:
   /// Reads the names, and no image.
-  /// Errors: c10::Error that names the folder if it cannot be read; c10::ValueError that names it if it has no folders in it, and
-  ///         that names the class if a class has no image.
-  explicit ImageFolder(const std::filesystem::path& root);
+  /// Errors: c10::Error that names the folder if it cannot be read; c10::ValueError that names it if it has no folders in it, or,
+  ///         with ImageClasses::kFoldersOrNone, both folders and images, and that names the class if a class has no image.
+  explicit ImageFolder(const std::filesystem::path& root, ImageClasses classes = ImageClasses::kFolders);
 
   int64_t size() const override { return std::ssize(files_); }
   const std::vector<std::string>& classes() const override { return classes_; }
@@ -33,6 +40,8 @@ class ImageFolder final : public ImageSource {
     std::string path;
     int64_t label;
   };
+  void add(std::vector<std::string> paths, int64_t label);
+
   std::vector<std::string> classes_;
   std::vector<File> files_;
 };
