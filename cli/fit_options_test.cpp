@@ -50,6 +50,26 @@ TEST_F(Program, AFlagOfOneGroupReplacesTheFilesOtherOne) {
   EXPECT_THAT(printed("precision: bf16-mixed\namp_backend: apex\n", ""), HasSubstr("choose by --amp-level"));
 }
 
+TEST_F(Program, AFlagForThePrecisionReplacesTheFallbackOfAFile) {
+  write("recipe.yaml", "precision: 16-mixed\nfallback: bf16-mixed\n");
+  const auto modes = [&](const std::string& flags) {
+    const std::string all = fit("--config recipe.yaml --print-config " + flags).out;
+    const auto value = [&](const std::string& key) {
+      const size_t begin = all.find("\n" + key + ": ") + key.size() + 3;
+      return all.substr(begin, all.find(' ', begin) - begin);
+    };
+    return value("precision") + "+" + value("fallback");
+  };
+  EXPECT_EQ(modes(""), "16-mixed+bf16-mixed");
+  EXPECT_EQ(modes("--precision bf16-mixed"), "bf16-mixed+none");
+  EXPECT_EQ(modes("--precision all"), "all+none");
+  EXPECT_EQ(modes("--precision bf16-mixed,32-true"), "bf16-mixed+32-true");
+  EXPECT_EQ(modes("--amp-backend apex --amp-level O1"), "O1+none");
+  EXPECT_EQ(modes("--fallback 32-true"), "16-mixed+32-true");
+  EXPECT_EQ(modes("--precision bf16-mixed --fallback 64-true"), "bf16-mixed+64-true");
+  expect_error(fit("--precision bf16-mixed --fallback bf16-mixed"), 2, {"bf16-mixed is named twice"});
+}
+
 TEST_F(Program, AnAliasWarnsOnce) {
   const Outcome outcome = fit("--precision 16 --model mlp --max-steps 1");
   ASSERT_EQ(outcome.status, 0);

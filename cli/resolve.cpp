@@ -93,6 +93,7 @@ OptionValues complete(const OptionValues& given) {
     if (const std::optional<int64_t> own = find_model(model).vocabulary) values.set("vocabulary", *own);
   for (const char* limit : {"max_epochs", "max_steps"})
     if (!values.has(limit)) values.set(limit, -1);
+  if (!values.has("fallback")) values.set("fallback", "none");
   const auto [first, fallback] = modes_in(text_or_none("precision"), text_or_none("fallback"));
   std::string mode = naming_flags([&, &precision = first] {
     return mode_of_amp_flags(precision, text_or_none("amp_backend"), text_or_none("amp_level"));
