@@ -72,8 +72,8 @@ void add_value(CLI::App& subcommand, OptionValues& values, const Option& option,
   };
   CLI::Option* const added = subcommand.add_option_function<std::string>(flags, set, help);
   added->type_name(type_name<Value>())->group(group_name(option.group));
-  // CLI11's own parser would refuse a negative seed, read 010 as 8, treat an empty word as no option, a
-  // number that is too large as the largest one, and one that is too small as 0.
+  // CLI11's own parser would read 010 as 8, treat an empty word as no option, a number that is too large as
+  // the largest one, and one that is too small as 0.
   if constexpr (!std::is_same_v<Value, std::string>)
     added->check([](const std::string& word) { return parse_number<Value>(word).problem; }, "");
   // In a configuration "" means none; on the command line it most likely comes from an unset variable.

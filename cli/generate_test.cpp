@@ -90,6 +90,9 @@ TEST_F(GenerateCommand, TheTextEndsWithAStopTokenOrTheContext) {
   EXPECT_EQ(full["tokens"].size(), 128U);
   const json more = json::parse(generate(greedy + "--stop-tokens none --max-new-tokens 200 --slide").out);
   EXPECT_EQ(more["tokens"].size(), 200U);
+  const json most =
+      json::parse(generate(greedy + "--stop-tokens none --max-new-tokens 9223372036854775807").out);
+  EXPECT_EQ(most["tokens"], full["tokens"]);
 }
 
 TEST_F(GenerateCommand, QuantizedWeightsAndOtherPrecisions) {
