@@ -25,6 +25,7 @@
 #include "cli/model_weights.h"
 #include "cli/resolve.h"
 #include "cli/run_folder.h"
+#include "cli/saved_paths.h"
 #include "cli/without_effect.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
@@ -331,6 +332,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use)
   run.options.reads_labels = use != DataUse::kPrediction;
   FitOptions readable = run.options;
   readable.classes = 256;
+  check_saved_paths(command.folder, command.flags, run.options);
   const bool is_other_data = command.flags.has("data"),
              splits = use == DataUse::kValidation || !is_other_data;
   run.data = splits ? load_data(readable) : load_all_data(readable);

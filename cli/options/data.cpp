@@ -29,6 +29,7 @@ std::vector<Option> data_options() {
        .to = to(&FitOptions::data),
        .default_value = "digits",
        .help = forms_of_data(),
+       .in_resume = true,
        .in_trained = true,
        .known_as = {"dataset"}},
       {.name = "val_fraction",
@@ -74,6 +75,7 @@ std::vector<Option> data_options() {
            "chat: and text: data: tokenizer.json, vocab.json beside merges.txt, or a folder that has either; "
            "without one, a text is its bytes",
        .may_be_empty = true,
+       .in_resume = true,
        .in_trained = true,
        .known_as = {"tokenizer_path", "tokenizer_name"}},
       {.name = "chat_template",
