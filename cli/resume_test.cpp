@@ -361,6 +361,11 @@ TEST_F(SavedRun, PredictWritesARowForEachSample) {
   ASSERT_EQ(run("predict run --quiet --precision bf16-mixed --data digits --output rows.csv").status, 0);
   EXPECT_EQ(read(folder_ / "rows.csv"), outcome.out);
   expect_error(run("predict run --output absent/rows.csv"), 1, {"there is no folder"});
+  write("rows.csv", "something else");
+  expect_error(run("predict run --output rows.csv"), 1, {"'rows.csv' already exists", "--overwrite"});
+  EXPECT_EQ(read(folder_ / "rows.csv"), "something else");
+  ASSERT_EQ(run("predict run --quiet --precision bf16-mixed --output rows.csv --overwrite").status, 0);
+  EXPECT_EQ(read(folder_ / "rows.csv").substr(0, 24), "index,class,probability\n");
 }
 
 TEST_F(SavedRun, InspectShowsCheckpoints) {
