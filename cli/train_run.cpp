@@ -20,6 +20,7 @@
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fine_tuning.h"
+#include "cli/labels.h"
 #include "cli/layer_table.h"
 #include "cli/loggers_and_callbacks.h"
 #include "cli/model_config.h"
@@ -228,7 +229,7 @@ class TrainingRun {
     open_folder();
     add_callbacks_and_loggers(quiet);
     Trainer trainer(std::move(options_));
-    ClassificationTask task = make_task(o_, model_, steps_);
+    ClassificationTask task = make_training_task(o_, model_, data_, steps_);
     const std::map<std::string, std::string> about{{"precision", trainer.precision().name()},
                                                    {"model", o_.model}};
     warn_about_frozen_weights(o_);
@@ -425,9 +426,15 @@ std::shared_ptr<TensorModule> make_model_of(const FitOptions& options, const Mod
 }
 
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
-                             int64_t steps) {
+                             int64_t steps,
+                             const std::function<void(const at::Tensor& scores)>& check_scores) {
   ClassificationTask task(
-      model, [model](const at::Tensor& x) { return model->forward(x); },
+      model,
+      [model, check_scores](const at::Tensor& x) {
+        at::Tensor scores = model->forward(x);
+        if (check_scores) check_scores(scores);
+        return scores;
+      },
       [options, steps](torch::nn::Module& module) { return make_optimizer(options, module, steps); });
   if (const auto causal = std::dynamic_pointer_cast<CausalModel>(model); causal && options.loss_chunk > 0) {
     task.set_chunked_loss([causal](const at::Tensor& x) { return causal->hidden_states(x); },
@@ -435,6 +442,13 @@ ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<Te
                           options.loss_chunk);
   }
   return task;
+}
+
+ClassificationTask make_training_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
+                                      const Data& data, int64_t steps) {
+  return make_task(
+      options, model, steps,
+      checks_first_scores({data, "--data " + options.data, "--model " + options.model, /*trains=*/true}));
 }
 
 }  // namespace mantissa::cli

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/max.h>
 #include <torch/nn/module.h>
 
 #include <CLI/CLI.hpp>
@@ -20,6 +18,7 @@
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/labels.h"
 #include "cli/loggers_and_callbacks.h"
 #include "cli/mode_state.h"
 #include "cli/model_weights.h"
@@ -139,25 +138,6 @@ std::optional<int64_t> classes_of(const std::string& model, ModelInput input, co
   return std::nullopt;
 }
 
-int64_t largest_label(const Dataset& data) {
-  constexpr int64_t kPiece = 4096;
-  int64_t largest = 0;
-  for (int64_t begin = 0; begin < data.size(); begin += kPiece) {
-    const at::Tensor indices = at::arange(begin, std::min(begin + kPiece, data.size()));
-    largest = std::max(largest, at::max(data.get_batch(indices).target).item<int64_t>());
-  }
-  return largest;
-}
-
-/// Images need not be decoded for their labels if the classes have names.
-void check_labels(const Data& data, int64_t classes, const std::string& name) {
-  const int64_t largest =
-      data.names.classes.empty() ? largest_label(*data.val) : std::ssize(data.names.classes) - 1;
-  TORCH_CHECK_VALUE(largest < classes, "--data ", name, " has the label ", largest,
-                    ", but the run's model has ", classes, " classes, 0 to ", classes - 1,
-                    "; give data of those classes");
-}
-
 std::string pixels(const ModelInput& input) { return fmt::format("{} x {}", input.height, input.width); }
 
 /// Describes the images that the run's model was made for, if the run's data is still available.
@@ -187,7 +167,7 @@ void make_trained_model(TrainedModel& run, const FitOptions& trained, const Save
   if (input.kind == InputKind::kImages) {
     if (const auto classes = classes_of(o.model, input, weights.shapes)) {
       input.classes = *classes;
-      if (o.reads_labels) check_labels(run.data, *classes, o.data);
+      if (o.reads_labels) check_labels({run.data, "--data " + o.data, "the run's model"}, *classes);
     }
   }
   const EmptyInit are_loaded;  // memory that nobody has written to is not there yet
