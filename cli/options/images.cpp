@@ -38,8 +38,7 @@ std::vector<Option> image_options() {
        .to = to(&ImageOptions::shift),
        .default_value = 0,
        .help = "images that are not files of an images: folder move by up to so many pixels to any side in "
-               "training; "
-               "those of cifar: data do so by up to 4 without the option",
+               "training",
        .range = {{0, 1024, "none"}},
        .known_as = {"translate", "random_crop_padding"}},
       {.name = "color_jitter",
