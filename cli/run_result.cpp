@@ -31,12 +31,13 @@ void print_table(const std::vector<Json>& results, std::FILE* to) {
                   "device", "epochs", "steps", "skipped", retries("retries"), "val loss", "val accuracy",
                   "ms a step", "peak memory", "run files");
   for (const Json& r : results) {
+    const auto folder = r["run_folder"].get<std::string>();
     table += fmt::format("{:<{}} {:<6} {:>7} {:>7} {:>7}{} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
                          r["precision"].get<std::string>(), width, r["device"].get<std::string>(),
                          r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(),
                          r["skipped_steps"].get<int64_t>(), retries(r["retries"].get<int64_t>()),
                          cell(r["val_loss"]), cell(r["val_accuracy"]), r["step_ms"].get<double>(),
-                         r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());
+                         r["peak_memory_bytes"].get<int64_t>() >> 20, folder.empty() ? "-" : folder);
   }
   std::fputs(table.c_str(), to);
 }

@@ -116,7 +116,8 @@ std::vector<Option> limit_options() {
        .group = kGroup,
        .to = to(&TrainerOptions::fast_dev_run),
        .default_value = 0,
-       .help = "above 0: run only this many batches of everything"},
+       .help =
+           "above 0: run only this many batches of everything, and save nothing unless there is an --output"},
   };
 }
 
