@@ -87,6 +87,9 @@ TEST_F(FallbackRuns, WrongListsAreRefused) {
     expect_error(fit(arguments), 2, parts);
   };
   refuses("--precision 16-mixed,bf17-mixed", {"--precision", "'bf17-mixed'", "did you mean 'bf16-mixed'?"});
+  refuses("--precision 16-mixed,fp16",
+          {"--precision: precision 'fp16' is not a mode", "did you mean '16-mixed'"});
+  refuses("--fallback fp16", {"--fallback: precision 'fp16' is not a mode", "did you mean '16-mixed'"});
   refuses("--precision 16-mixed --fallback 16-mixed", {"--fallback: 16-mixed is named twice"});
   refuses("--precision all --fallback 16-mixed", {"--precision all trains in every mode"});
   refuses("--precision 16-mixed,all", {"--precision all trains in every mode"});

@@ -106,6 +106,23 @@ TEST_F(OtherData, ImagesOfAnotherSizeAreRefusedUnlessTheModelReadsAny) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
 }
 
+TEST_F(OtherData, ImagesWithOtherChannelsAreRefusedByThese) {
+  write("cifar/data_batch_1.bin", std::string(20 * 3073, '\3'));
+  write_images("small", kFew, 16, 16);
+  write_images("alike", kFew, 32, 32);
+  for (const std::string model : {"convnet", "resnet-tiny"}) {
+    ASSERT_EQ(train("--data cifar10:cifar --batch-size 5 --model " + model).status, 0);
+    const std::string images = model == "convnet" ? "alike" : "small";  // resnet-tiny reads any size
+    const std::vector<std::string> parts{"the run's model reads images with 3 channels; --data idx:" +
+                                         images + " has 1; give images with the same channels"};
+    expect_error(run("predict run --quiet --data idx:" + images), 1, parts);
+    fs::rename(folder_ / "cifar", folder_ / "gone");
+    expect_error(run("predict run --quiet --data idx:" + images), 1, parts);
+    fs::rename(folder_ / "gone", folder_ / "cifar");
+    fs::remove_all(folder_ / "run");
+  }
+}
+
 TEST_F(OtherData, ATableTrainsAndIsEvaluated) {
   std::string table = "width,height,kind\n";
   for (int i = 0; i < 60; ++i)

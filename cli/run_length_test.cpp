@@ -136,7 +136,7 @@ TEST_F(RunLength, FastDevRunTriesEverythingAndLeavesNoCheckpointAndNoLog) {
 TEST_F(RunLength, FastDevRunWithoutAFolderLeavesNothing) {
   const Outcome tried = fit("--model mlp --fast-dev-run 2 --json result.json");
   ASSERT_EQ(tried.status, 0) << tried.err;
-  EXPECT_THAT(tried.left, ElementsAre("result.json"));
+  EXPECT_THAT(tried.left, testing::ElementsAre("result.json"));
   EXPECT_EQ(json::parse(read(folder_ / "result.json"))["run_folder"], "");
   EXPECT_THAT(tried.out, HasSubstr(" MiB  -\n"));
 }

@@ -218,7 +218,7 @@ class TrainingRun {
                  " has no checkpoint to resume from and starts again");
     }
     if (!o.weights.empty() && !resumes_from_checkpoint_) {
-      o.new_head ? load_weights_below_head(*model_, o.weights, o) : load_model_weights(*model_, o.weights, o);
+      load_first_weights(*model_, o);
       check_finite_weights(*model_, o.weights);
     }
     adapter_ = add_adapter(o, *model_, resumes_from_checkpoint_ ? resumed->path() : std::filesystem::path());

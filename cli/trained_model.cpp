@@ -140,12 +140,12 @@ std::optional<int64_t> classes_of(const std::string& model, ModelInput input, co
 
 std::string pixels(const ModelInput& input) { return fmt::format("{} x {}", input.height, input.width); }
 
-/// Describes the images that the run's model was made for, if the run's data is still available.
-std::string images_of(const FitOptions& run) {
+/// Returns the input of the model as it was trained, if the run's data is still available.
+std::optional<ModelInput> trained_input(const FitOptions& run) {
   try {
-    return "images of " + pixels(load_data(run).input) + " pixels";
+    return load_data(run).input;
   } catch (const c10::Error&) {
-    return "images of another size";
+    return std::nullopt;
   }
 }
 
@@ -156,6 +156,24 @@ bool fits(const torch::nn::Module& module, const Shapes& stored) {
     const auto found = weights.find(wanted.first);
     return found == weights.end() || found->second == wanted.second;
   });
+}
+
+/// Refuses images that the run's model cannot read: those with another number of channels, or else of another size.
+void check_images(const TrainedModel& run, const FitOptions& trained, const Shapes& stored) {
+  if (fits(*run.model, stored)) return;
+  const FitOptions& o = run.options;
+  const ModelInput& input = run.data.input;
+  const std::optional<ModelInput> before = trained_input(trained);
+  for (const int64_t channels : before ? std::vector{before->channels} : std::vector<int64_t>{1, 3}) {
+    ModelInput other = input;
+    other.channels = channels;
+    TORCH_CHECK_VALUE(channels == input.channels || !fits(*make_model(o.model, other), stored),
+                      "the run's model reads images with ", channels, " channel", channels == 1 ? "" : "s",
+                      "; --data ", o.data, " has ", input.channels, "; give images with the same channels");
+  }
+  const std::string size = before ? pixels(*before) + " pixels" : "another size";
+  TORCH_CHECK_VALUE(false, "the run's model reads images of ", size, "; --data ", o.data, " has ",
+                    pixels(input), "; give images of the size that it was trained on");
 }
 
 /// Makes a model with as many classes as `weights` have, whatever the data suggests.
@@ -172,10 +190,8 @@ void make_trained_model(TrainedModel& run, const FitOptions& trained, const Save
   }
   const EmptyInit are_loaded;  // memory that nobody has written to is not there yet
   run.model = make_model(o.model, input);
-  if (is_other_data && input.kind == InputKind::kImages && o.weights.empty() &&
-      !fits(*run.model, weights.shapes))
-    TORCH_CHECK_VALUE(false, "the run's model reads ", images_of(trained), "; --data ", o.data, " has ",
-                      pixels(input), "; give images of the size that it was trained on");
+  if (is_other_data && input.kind == InputKind::kImages && o.weights.empty())
+    check_images(run, trained, weights.shapes);
 }
 
 /// Warns about a file in float that the mode of its run quantizes, such as the output of `mantissa merge --dequantize`:
