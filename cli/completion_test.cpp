@@ -133,8 +133,10 @@ TEST_F(Program, HelpVersionAndModes) {
     EXPECT_EQ(outcome.status, 0);
     EXPECT_THAT(outcome.out, MatchesRegex("mantissa [0-9.]+\n"));
   }
-  EXPECT_THAT(run("fit --help").out,
-              AllOf(HasSubstr("[bf16-mixed]"), HasSubstr("samples per batch [32; text: 16]")));
+  EXPECT_THAT(
+      run("fit --help").out,
+      AllOf(HasSubstr("[bf16-mixed]"), HasSubstr("samples per batch [32; text: 16]"),
+            HasSubstr("[convnet; text: gpt-tiny; csv: mlp]"), HasSubstr("[0; cifar10, cifar100: 4]")));
   const Outcome modes = run("modes");
   EXPECT_EQ(modes.status, 0);
   EXPECT_THAT(modes.out, HasSubstr("\n16-bit operations on the CPU: "));

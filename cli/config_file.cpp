@@ -102,7 +102,6 @@ Value scalar(const YAML::Node& node, const std::string& where) {
     const ParsedNumber<Value> parsed = parse_number<Value>(text);
     // yaml-cpp would read a number that is too small as 0.
     TORCH_CHECK_VALUE(!parsed.is_out_of_range, where, printable(parsed.problem));
-    if (std::is_unsigned_v<Value> && text.starts_with('-') && parsed.value) return *parsed.value;
   }
   return node.as<Value>();
 }

@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/labels.h"
 #include "cli/run_data.h"
 #include "cli/run_folder.h"
 #include "cli/train_run.h"
@@ -50,7 +51,8 @@ void evaluate(const EvaluateCommand& command, bool is_test) {
   const TrainedModel run = open_trained_model(command.run, is_test ? DataUse::kTest : DataUse::kValidation);
   const FitOptions& o = run.options;
   check_is_no_input(command.json, inputs_of(o));
-  CountsSamples task(make_task(o, run.model, /*steps=*/1));
+  CountsSamples task(make_task(o, run.model, /*steps=*/1,
+                               checks_first_scores({run.data, "--data " + o.data, "the run's model"})));
   const auto loader = val_loader(o, run.data);
   Trainer trainer(evaluation_options(run));
   const Metrics metrics = with_memory_cure(

@@ -87,6 +87,9 @@ TEST_F(FallbackRuns, WrongListsAreRefused) {
     expect_error(fit(arguments), 2, parts);
   };
   refuses("--precision 16-mixed,bf17-mixed", {"--precision", "'bf17-mixed'", "did you mean 'bf16-mixed'?"});
+  refuses("--precision 16-mixed,fp16",
+          {"--precision: precision 'fp16' is not a mode", "did you mean '16-mixed'"});
+  refuses("--fallback fp16", {"--fallback: precision 'fp16' is not a mode", "did you mean '16-mixed'"});
   refuses("--precision 16-mixed --fallback 16-mixed", {"--fallback: 16-mixed is named twice"});
   refuses("--precision all --fallback 16-mixed", {"--precision all trains in every mode"});
   refuses("--precision 16-mixed,all", {"--precision all trains in every mode"});
@@ -99,10 +102,15 @@ TEST_F(FallbackRuns, WrongListsAreRefused) {
 
 TEST_F(FallbackRuns, RetriedStepsAreCountedInTheResult) {
   const std::string words = "--model mlp --max-steps 5 --precision 16-mixed --init-scale 1e20 ";
-  ASSERT_EQ(fit(words + "--on-overflow retry --output retried").status, 0);
+  const Outcome retried = fit(words + "--on-overflow retry --output retried");
+  ASSERT_EQ(retried.status, 0) << retried.err;
+  EXPECT_THAT(retried.err, HasSubstr("10 overflows in a row, whose steps were skipped or retried"));
+  EXPECT_THAT(retried.out, HasSubstr(" skipped retries  val loss "));
   EXPECT_EQ(result("retried")["skipped_steps"], 0);
   EXPECT_GT(result("retried")["retries"], 20);
-  ASSERT_EQ(fit(words + "--output skipped").status, 0);
+  const Outcome skipped = fit(words + "--output skipped");
+  ASSERT_EQ(skipped.status, 0) << skipped.err;
+  EXPECT_THAT(skipped.out, HasSubstr(" skipped  val loss "));
   EXPECT_EQ(result("skipped")["skipped_steps"], 5);
   EXPECT_EQ(result("skipped")["retries"], 0);
 }

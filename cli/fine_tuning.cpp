@@ -1,6 +1,7 @@
 #include "cli/fine_tuning.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -69,6 +70,10 @@ std::string output_layer(const torch::nn::Module& model, const std::string& flag
   return layer;
 }
 
+namespace {
+
+/// Loads the weights of a file as load_model_weights() does, except those of the output layer, which keeps its values.
+/// The file's may have another shape, or be missing.
 void load_weights_below_head(torch::nn::Module& model, const std::filesystem::path& file,
                              const FitOptions& o) {
   const std::string head = output_layer(model, "--new-head");
@@ -81,6 +86,30 @@ void load_weights_below_head(torch::nn::Module& model, const std::filesystem::pa
   for (const auto& [name, weight] : named_weights(model))
     if (is_in(name, head)) stored[name] = weight.detach().clone();
   load_model_weights(model, std::move(stored), file.string(), o);
+}
+
+/// Whether all weights of the file but those of the output layer fit. Changes the model.
+bool fits_below_head(torch::nn::Module& model, const std::filesystem::path& file, const FitOptions& o) {
+  try {
+    load_weights_below_head(model, file, o);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void load_first_weights(torch::nn::Module& model, const FitOptions& o) {
+  if (o.new_head) return load_weights_below_head(model, o.weights, o);
+  try {
+    load_model_weights(model, o.weights, o);
+  } catch (const c10::ValueError& error) {
+    if (!fits_below_head(model, o.weights, o)) throw;
+    C10_THROW_ERROR(ValueError, error.what_without_backtrace() +
+                                    std::string("; only the output layer differs: --new-head leaves it out, "
+                                                "so that the model has the classes of the data"));
+  }
 }
 
 void train_only(torch::nn::Module& model, const std::vector<std::string>& names) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -17,12 +16,12 @@ struct FitOptions;
 ///         embeddings.
 std::string output_layer(const torch::nn::Module& model, const std::string& flag);
 
-/// Loads the weights of a file as load_model_weights() does, except those of the output layer, which keeps its values.
-/// The file's may have another shape, or be missing.
+/// Loads the weights that training begins with: those of `--weights`, with `--new-head` except those of the output layer, which
+/// keeps its values. The file's output layer may then have another shape, or be missing.
 /// Memory: the whole file if it is quantized.
-/// Errors: those of load_model_weights() and output_layer().
-void load_weights_below_head(torch::nn::Module& model, const std::filesystem::path& file,
-                             const FitOptions& o);
+/// Errors: those of load_model_weights(), which suggest `--new-head` if only the output layer does not fit; with that those of
+///         output_layer().
+void load_first_weights(torch::nn::Module& model, const FitOptions& options);
 
 /// Freezes all parameters but those that `names` select and those of an adapter. A name is that of a parameter, of a module,
 /// which selects all its parameters, or a shell pattern for names of parameters, as the model or its files have them; "head" is

@@ -48,7 +48,9 @@ class FineTuning : public Program {
 };
 
 TEST_F(FineTuning, AnotherNumberOfClassesNeedsANewHead) {
-  expect_error(tune(""), 1, {"'layers.2.weight' has shape [5, 128] in the file, [7, 128] in the module"});
+  expect_error(tune(""), 1,
+               {"'layers.2.weight' has shape [5, 128] in the file, [7, 128] in the module",
+                "only the output layer differs: --new-head leaves it out"});
   const Outcome tuned = tune("--new-head --train-only head");
   ASSERT_EQ(tuned.status, 0) << tuned.err;
   EXPECT_THAT(tuned.err, IsEmpty());
@@ -80,11 +82,12 @@ TEST_F(FineTuning, AFileMayLackTheHeadAndNothingElse) {
   auto stored = weights("base");
   stored.erase("layers.2.weight"), stored.erase("layers.2.bias");
   save_safetensors(folder_ / "base/weights.safetensors", stored, {}, Links::kReplace);
-  expect_error(tune(""), 1, {"'layers.2.bias' is missing in the file"});
+  expect_error(tune(""), 1, {"'layers.2.bias' is missing in the file", "--new-head"});
   const Outcome tuned = tune("--new-head");
   EXPECT_EQ(tuned.status, 0) << tuned.err;
   stored.erase("layers.0.bias"), stored["extra"] = at::ones({1}), stored["layers.1.bias"] = at::ones({3});
   save_safetensors(folder_ / "base/weights.safetensors", stored, {}, Links::kReplace);
+  EXPECT_THAT(tune("").err, testing::Not(testing::HasSubstr("--new-head"))) << "other layers differ as well";
   expect_error(
       tune("--new-head"), 1,
       {"3 places", "'layers.0.bias' is missing", "'extra' is unknown", "'layers.1.bias' has shape [3]"});

@@ -4,12 +4,14 @@
 #include <array>
 #include <cstdint>
 #include <fmt/format.h>
+#include <map>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
+#include "cli/data/kinds.h"
 #include "cli/errors.h"
 #include "mantissa/core/parse_number.h"
 
@@ -20,13 +22,27 @@ std::string shown(const OptionValue& value) {
   return std::visit([](const auto& held) { return fmt::format("{}", held); }, value);
 }
 
-/// Returns " [32; text: 16]": the default of an option, and the default for text if that differs. For a
+/// Returns "; cifar10, cifar100: 4": the defaults for some kinds of data.
+std::string defaults_of_data(const std::string& option) {
+  std::map<std::string, std::string> kinds_of;
+  for (const DataKind& kind : data_kinds())
+    for (const auto& [name, value] : kind.defaults) {
+      std::string& kinds = kinds_of[shown(value)];
+      if (name == option) kinds += (kinds.empty() ? "" : ", ") + kind.name;
+    }
+  std::string text;
+  for (const auto& [value, kinds] : kinds_of)
+    if (!kinds.empty()) text += fmt::format("; {}: {}", kinds, value);
+  return text;
+}
+
+/// Returns " [32; text: 16]": the default of an option, and those for text and for kinds of data that differ. For a
 /// switch it returns " [on]" or nothing.
 std::string default_shown(const Option& option) {
   if (option.is_switch()) return std::get<bool>(option.default_value) ? " [on]" : "";
   const std::string images = shown(default_of(option, false)), text = shown(default_of(option, true));
-  if (images == text) return images.empty() ? "" : " [" + images + "]";
-  return fmt::format(" [{}; text: {}]", images, text);
+  const std::string others = (text == images ? "" : "; text: " + text) + defaults_of_data(option.name);
+  return images.empty() && others.empty() ? "" : " [" + images + others + "]";
 }
 
 std::string off_flag(const std::string& flag) { return "--no-" + flag.substr(2); }
@@ -72,8 +88,8 @@ void add_value(CLI::App& subcommand, OptionValues& values, const Option& option,
   };
   CLI::Option* const added = subcommand.add_option_function<std::string>(flags, set, help);
   added->type_name(type_name<Value>())->group(group_name(option.group));
-  // CLI11's own parser would refuse a negative seed, read 010 as 8, treat an empty word as no option, a
-  // number that is too large as the largest one, and one that is too small as 0.
+  // CLI11's own parser would read 010 as 8, treat an empty word as no option, a number that is too large as
+  // the largest one, and one that is too small as 0.
   if constexpr (!std::is_same_v<Value, std::string>)
     added->check([](const std::string& word) { return parse_number<Value>(word).problem; }, "");
   // In a configuration "" means none; on the command line it most likely comes from an unset variable.

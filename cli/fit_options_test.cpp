@@ -50,6 +50,26 @@ TEST_F(Program, AFlagOfOneGroupReplacesTheFilesOtherOne) {
   EXPECT_THAT(printed("precision: bf16-mixed\namp_backend: apex\n", ""), HasSubstr("choose by --amp-level"));
 }
 
+TEST_F(Program, AFlagForThePrecisionReplacesTheFallbackOfAFile) {
+  write("recipe.yaml", "precision: 16-mixed\nfallback: bf16-mixed\n");
+  const auto modes = [&](const std::string& flags) {
+    const std::string all = fit("--config recipe.yaml --print-config " + flags).out;
+    const auto value = [&](const std::string& key) {
+      const size_t begin = all.find("\n" + key + ": ") + key.size() + 3;
+      return all.substr(begin, all.find(' ', begin) - begin);
+    };
+    return value("precision") + "+" + value("fallback");
+  };
+  EXPECT_EQ(modes(""), "16-mixed+bf16-mixed");
+  EXPECT_EQ(modes("--precision bf16-mixed"), "bf16-mixed+none");
+  EXPECT_EQ(modes("--precision all"), "all+none");
+  EXPECT_EQ(modes("--precision bf16-mixed,32-true"), "bf16-mixed+32-true");
+  EXPECT_EQ(modes("--amp-backend apex --amp-level O1"), "O1+none");
+  EXPECT_EQ(modes("--fallback 32-true"), "16-mixed+32-true");
+  EXPECT_EQ(modes("--precision bf16-mixed --fallback 64-true"), "bf16-mixed+64-true");
+  expect_error(fit("--precision bf16-mixed --fallback bf16-mixed"), 2, {"bf16-mixed is named twice"});
+}
+
 TEST_F(Program, AnAliasWarnsOnce) {
   const Outcome outcome = fit("--precision 16 --model mlp --max-steps 1");
   ASSERT_EQ(outcome.status, 0);
@@ -106,7 +126,7 @@ TEST_F(Program, ApexFlagsNameTheirLevel) {
   }
 }
 
-TEST_F(Program, ASeedMayBeAnyThatTorchTakes) {
+TEST_F(Program, ASeedHas64BitsAndNoSign) {
   const auto seed = [&](const std::string& arguments) {
     const Outcome outcome = fit(arguments + " --print-config");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -120,10 +140,11 @@ TEST_F(Program, ASeedMayBeAnyThatTorchTakes) {
     write("seed.yaml", std::string("seed: ") + text + "\n");
     EXPECT_EQ(seed("--config seed.yaml"), text);
   }
-  EXPECT_EQ(seed("--seed -1"), "18446744073709551615") << "as Python's torch.manual_seed() has it";
-  write("negative.yaml", "seed: -2\n");
-  EXPECT_EQ(seed("--config negative.yaml"), "18446744073709551614");
   const std::string range = "choose a whole number from 0 to 18446744073709551615";
+  expect_error(fit("--seed -1"), 2, {"--seed", "'-1' is out of range", range});
+  expect_error(run("generate run --prompt a --seed -1"), 2, {"--seed", "'-1' is out of range", range});
+  write("negative.yaml", "seed: -2\n");
+  expect_error(fit("--config negative.yaml"), 2, {"negative.yaml:1:", "'seed'", "is out of range", range});
   expect_error(fit("--seed 18446744073709551616"), 2,
                {"--seed", "'18446744073709551616' is out of range", range});
   write("large.yaml", "model: mlp\nseed: 18446744073709551616\n");

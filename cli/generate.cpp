@@ -194,7 +194,8 @@ void run_generate(const GenerateCommand& c) {
   with_memory_cure([&] { return memory_cure(run.options); },
                    [&] { trainer.predict(task, loader, /*return_predictions=*/false); });
   print(prompt.rest());
-  if (c.json != "-" && task.made()) std::fputc('\n', stdout);
+  // Before the times, which may go to the same terminal or file.
+  if (c.json != "-" && task.made()) std::fputc('\n', stdout), std::fflush(stdout);
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
   const Generated& made = task.made().value();
   write_json(to_json(run, trainer, prompt.tokens, made, text), c.json);

@@ -73,6 +73,12 @@ TEST_F(GenerateCommand, APublicModelContinuesTokens) {
                {.max_new_tokens = 6, .sampling = {.temperature = 2, .top_k = 50, .top_p = 0.9}, .seed = 3}));
 }
 
+TEST_F(GenerateCommand, TheTimesBeginALineOfTheirOwn) {
+  const Outcome made = generate("llama --prompt-tokens 17,4 --max-new-tokens 3 --temperature 0 2>&1");
+  ASSERT_EQ(made.status, 0) << made.out;
+  EXPECT_THAT(made.out, testing::ContainsRegex("^[0-9]+,[0-9]+,[0-9]+\n2 prompt tokens in "));
+}
+
 TEST_F(GenerateCommand, TheTextEndsWithAStopTokenOrTheContext) {
   const auto tokens = expected({8}, {.max_new_tokens = 5, .sampling = {.temperature = 0}});
   const std::string greedy = "llama --prompt-tokens 8 --temperature 0 --quiet --json - ";
@@ -84,6 +90,9 @@ TEST_F(GenerateCommand, TheTextEndsWithAStopTokenOrTheContext) {
   EXPECT_EQ(full["tokens"].size(), 128U);
   const json more = json::parse(generate(greedy + "--stop-tokens none --max-new-tokens 200 --slide").out);
   EXPECT_EQ(more["tokens"].size(), 200U);
+  const json most =
+      json::parse(generate(greedy + "--stop-tokens none --max-new-tokens 9223372036854775807").out);
+  EXPECT_EQ(most["tokens"], full["tokens"]);
 }
 
 TEST_F(GenerateCommand, QuantizedWeightsAndOtherPrecisions) {

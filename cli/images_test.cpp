@@ -78,7 +78,7 @@ TEST_F(Images, OtherFoldersHaveTheNumbersOfTheRun) {
   EXPECT_THAT(skipped.out,
               AllOf(HasSubstr("\n0,1,"), Not(HasSubstr("\n1,")), HasSubstr("\n2,1,"), HasSubstr("/2.jpg\n")))
       << "an image keeps its number where another is left out";
-  expect_error(run("predict run --data images:few --output few/anything/0.jpg"), 2,
+  expect_error(run("predict run --data images:few --output few/anything/0.jpg --overwrite"), 2,
                {"a file of the input 'few'"});
 }
 

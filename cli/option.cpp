@@ -11,6 +11,19 @@
 #include "mantissa/core/suggest.h"
 
 namespace mantissa::cli {
+namespace {
+
+/// Returns the bound of a range as people write it: 1e6, but 1048576; 0.0001, but 1e-6.
+std::string bound(double number) {
+  std::string text = fmt::format("{:.10g}", number);
+  for (const char* const padding : {"e+", "e-0"})
+    if (const size_t at = text.find(padding); at != std::string::npos)
+      return text.erase(at + std::string_view(padding).size() - 1, 1);
+  const size_t digits = text.find_last_not_of('0') + 1, zeros = text.size() - digits;
+  return zeros < 6 ? text : fmt::format("{}e{}", text.substr(0, digits), zeros);
+}
+
+}  // namespace
 
 const Option* find_option(std::string_view name) {
   const auto& all = options();
@@ -35,6 +48,14 @@ const OptionValue& default_of(const Option& option, bool reads_text) {
   return reads_text && option.default_for_text ? *option.default_for_text : option.default_value;
 }
 
+std::string cure_of(const Range& range) {
+  const std::string meaning = range.low_means;
+  const std::string from = "choose " + bound(range.low) + (meaning.empty() ? "" : " (" + meaning + ")");
+  if (range.high == kLargest) return from + " or more";
+  if (range.high == kBelowOne) return from + " or more, below 1";
+  return from + " to " + bound(range.high);
+}
+
 void check_value(const Option& option, const OptionValue& value) {
   const std::string flag = flag_of(option.name);
   if (const auto* const text = std::get_if<std::string>(&value)) {
@@ -54,7 +75,8 @@ void check_value(const Option& option, const OptionValue& value) {
     if constexpr (std::is_arithmetic_v<Value>) {
       const auto number = static_cast<double>(std::get<Value>(value));
       TORCH_CHECK_VALUE(number >= option.range->low && number <= option.range->high, flag, " ",
-                        fmt::format("{}", std::get<Value>(value)), " is out of range; ", option.range->cure);
+                        fmt::format("{}", std::get<Value>(value)), " is out of range; ",
+                        cure_of(*option.range));
     }
   });
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -42,8 +43,15 @@ struct Destination {
 
 struct Range {
   double low, high;
-  const char* cure;  ///< "choose at least 1"
+  const char* low_means = "";  ///< what the lowest value stands for, such as "none"
 };
+
+/// Above every range whose `high` is this one, and above one that ends below 1.
+inline constexpr double kLargest = std::numeric_limits<double>::max();
+inline constexpr double kBelowOne = 1 - std::numeric_limits<double>::epsilon() / 2;
+
+/// Returns "choose 0 (none) to 1024", "choose 1 or more" or "choose 0 or more, below 1".
+std::string cure_of(const Range& range);
 
 /// An option of `fit`: a row of the table that defines its flag, YAML key, default, range, choices, help,
 /// shell completion and destination.

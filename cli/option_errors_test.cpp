@@ -20,9 +20,16 @@ TEST_F(Program, WrongWordsExitWithTwo) {
                 "tokens:FILE or chat:FILE"});
   expect_error(fit("--data idx:"), 2, {"'idx:'"});
   expect_error(fit("--optimizer adamx"), 2, {"'adamx'", "sgd, adamw"});
-  expect_error(fit("--batch-size 0"), 2, {"--batch-size 0", "at least 1"});
+  expect_error(fit("--batch-size 0"), 2, {"--batch-size 0 is out of range; choose 1 to 1e9\n"});
   expect_error(fit("--batch-size many"), 2, {"--batch-size", "many"});
   expect_error(fit("--num-workers -1"), 2, {"--num-workers -1", "choose 0 (none) to 1024"});
+  expect_error(fit("--data images:photos --crop-scale 1e-9"), 2,
+               {"--crop-scale 1e-09 is out of range; choose 0.0001 to 1\n"});
+  expect_error(fit("--mixup 1e+300"), 2, {"--mixup 1e+300 is out of range; choose 0 (none) to 1e6\n"});
+  expect_error(fit("--alpha 1e-9"), 2, {"choose 1e-6 or more, below 1\n"});
+  expect_error(fit("--min-8bit-size 2000000000000000"), 2, {"choose 0 to 1e15\n"});
+  expect_error(fit("--context 1048577"), 2, {"choose 1 to 1048576\n"});
+  expect_error(fit("--max-epochs -2"), 2, {"choose -1 (no limit) or more\n"});
   write("workers.yaml", "num_workers: -2\n");
   expect_error(fit("--config workers.yaml"), 2, {"--num-workers -2"});
   expect_error(fit("--threads 100000"), 2, {"--threads 100000", "cores"});

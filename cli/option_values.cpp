@@ -37,7 +37,8 @@ OptionValues merge(OptionValues over, const OptionValues& under) {
     const auto* const text = over.get_if<std::string>(option);
     return text && *text == wanted;
   };
-  const bool epochs = over.has("max_epochs"), steps = over.has("max_steps");
+  const bool epochs = over.has("max_epochs"), steps = over.has("max_steps"),
+             falls_back = over.has("fallback");
   const bool by_name = over.has("precision"),
              native = text_is("amp_backend", "native") || text_is("amp_backend", ""),
              by_level =
@@ -53,6 +54,7 @@ OptionValues merge(OptionValues over, const OptionValues& under) {
   if (by_level && !by_name) over.erase("precision");
   if (by_name && !by_level) over.erase("amp_backend"), over.erase("amp_level");
   if (native && !by_level) over.erase("amp_level");  // the level belonged to the backend below
+  if ((by_name || by_level) && !falls_back) over.erase("fallback");  // it belonged to the mode below
   return over;
 }
 

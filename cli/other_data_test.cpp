@@ -1,6 +1,9 @@
 // Tests of a trained model with data other than its run's.
 #include <array>
 
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/jit/api/module.h>
+
 #include <nlohmann/json.hpp>
 
 #include "cli/test_support_internal.h"
@@ -69,6 +72,27 @@ TEST_F(OtherData, LabelsThatTheModelDoesNotKnowAreRefused) {
   EXPECT_EQ(run("predict run --quiet --data idx:many").status, 0) << "no label is read";
 }
 
+TEST_F(OtherData, ATorchScriptModelWithTooFewClassesIsRefusedBeforeItTrains) {
+  for (const int64_t classes : {5, 7, 10}) {
+    torch::jit::Module net("Net");
+    net.register_parameter("weight", at::zeros({classes, 64}).requires_grad_(), /*is_buffer=*/false);
+    net.define("def forward(self, x):\n    return torch.linear(torch.flatten(x, 1), self.weight)\n");
+    net.save(folder_ / ("net" + std::to_string(classes) + ".pt"));
+  }
+  write_images("few", kFew, 8, 8);
+  write_images("many", kMany, 8, 8);
+  for (const char* sanity : {"", " --num-sanity-val-steps 0", " --plan"})
+    expect_error(fit(std::string("--model jit:net7.pt --precision 32-true --output run") + sanity), 1,
+                 {"--data digits has the label 9, but --model jit:net7.pt has 7 classes, 0 to 6",
+                  "give data of those classes, or a model with at least 10"});
+  EXPECT_EQ(train("--model jit:net5.pt --precision 32-true --data idx:few").status, 0) << "labels 0 to 4";
+  fs::remove_all(folder_ / "run");
+  ASSERT_EQ(train("--model jit:net10.pt --precision 32-true").status, 0);
+  EXPECT_EQ(run("test run --quiet --data idx:few").status, 0);
+  expect_error(run("test run --quiet --data idx:many"), 1,
+               {"--data idx:many has the label 199, but the run's model has 10 classes"});
+}
+
 TEST_F(OtherData, ImagesOfAnotherSizeAreRefusedUnlessTheModelReadsAny) {
   write_images("few", kFew, 4, 4);
   write_images("wide", kFew, 12, 10);
@@ -86,6 +110,23 @@ TEST_F(OtherData, ImagesOfAnotherSizeAreRefusedUnlessTheModelReadsAny) {
   ASSERT_EQ(train("--data idx:few --model resnet-tiny").status, 0);
   const Outcome outcome = run("test run --quiet --data idx:wide");
   EXPECT_EQ(outcome.status, 0) << outcome.err;
+}
+
+TEST_F(OtherData, ImagesWithOtherChannelsAreRefusedByThese) {
+  write("cifar/data_batch_1.bin", std::string(20 * 3073, '\3'));
+  write_images("small", kFew, 16, 16);
+  write_images("alike", kFew, 32, 32);
+  for (const std::string model : {"convnet", "resnet-tiny"}) {
+    ASSERT_EQ(train("--data cifar10:cifar --batch-size 5 --model " + model).status, 0);
+    const std::string images = model == "convnet" ? "alike" : "small";  // resnet-tiny reads any size
+    const std::vector<std::string> parts{"the run's model reads images with 3 channels; --data idx:" +
+                                         images + " has 1; give images with the same channels"};
+    expect_error(run("predict run --quiet --data idx:" + images), 1, parts);
+    fs::rename(folder_ / "cifar", folder_ / "gone");
+    expect_error(run("predict run --quiet --data idx:" + images), 1, parts);
+    fs::rename(folder_ / "gone", folder_ / "cifar");
+    fs::remove_all(folder_ / "run");
+  }
 }
 
 TEST_F(OtherData, ATableTrainsAndIsEvaluated) {

@@ -47,7 +47,7 @@ Json plan_mode(FitOptions o) {
   const std::shared_ptr<TensorModule> model = make_model_of(o, data.input);
   const auto adapter = add_adapter(o, *model);
   usage([&] { train_only(*model, o.train_only); });
-  ClassificationTask task = make_task(o, model, /*steps=*/2);
+  ClassificationTask task = make_training_task(o, model, data, /*steps=*/2);
   const MemoryPlan plan = plan_memory(task, *batch, options);
   return {{"precision", plan.precision},
           {"weights", plan.weights},

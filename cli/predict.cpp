@@ -28,6 +28,7 @@ namespace {
 struct PredictCommand {
   TrainedModelCommand run;
   std::string output = "-";
+  bool overwrite = false;
 };
 
 /// Returns a text as a field of CSV (RFC 4180).
@@ -103,10 +104,13 @@ void write_predictions(const TrainedModel& run, std::ostream& out) {
 
 void predict(const PredictCommand& command) {
   const bool to_stdout = command.output == "-";
-  if (!to_stdout) check_writable(command.output);
+  if (!to_stdout) {
+    check_writable(command.output);
+    check_is_new(command.output, command.overwrite);
+  }
   const InterruptScope interrupt;
   const TrainedModel run = open_trained_model(command.run, DataUse::kPrediction);
-  if (!to_stdout) check_is_no_input(command.output, inputs_of(run.options));
+  if (!to_stdout) check_is_no_input(command.output, inputs_of(run.options));  // even with --overwrite
   if (run.data.name == "chat")
     throw UsageError(
         "predict is for images, tables and windows of text; write answers with mantissa generate --chat");
@@ -125,6 +129,7 @@ void add_predict(CLI::App& app) {
   const auto command = std::make_shared<PredictCommand>();
   add_trained_model_flags(*sub, command->run);
   sub->add_option("--output", command->output, "the CSV file; -: standard output")->check(names_a_file, "");
+  sub->add_flag("--overwrite", command->overwrite, "replace an existing output file");
   sub->footer("The class of an image, or the byte that follows a window of text, and how probable it is.");
   sub->callback([command] { predict(*command); });
 }

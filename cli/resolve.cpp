@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -43,6 +44,30 @@ std::optional<double> own_momentum(const std::string& optimizer) {
   return std::nullopt;
 }
 
+/// Returns a mode's name for its alias, without the alias's warning, and any other text as it is.
+std::string canonical_name(const std::string& precision) {
+  for (const Mode& mode : modes())
+    if (std::find(mode.aliases.begin(), mode.aliases.end(), precision) != mode.aliases.end())
+      return mode.name;
+  return precision;
+}
+
+/// Refuses a name in a list of modes that is none with the same suggestions as a single one.
+void check_modes(const std::string& flag, const std::string& names) {
+  const std::vector<std::string>& known = find_option("precision")->choices;
+  std::istringstream in(names);
+  for (std::string name; std::getline(in, name, ',');) {
+    const bool is_known = std::find(known.begin(), known.end(), name) != known.end() ||
+                          canonical_name(name) != name || name.empty() || name == "none";
+    if (is_known) continue;
+    try {
+      find_mode(name);
+    } catch (const c10::ValueError& error) {
+      C10_THROW_ERROR(ValueError, flag + ": " + error.what_without_backtrace());
+    }
+  }
+}
+
 /// Returns the mode to begin with, and those to fall back to in the form of --fallback. The two options may give them
 /// together: "16-mixed,bf16-mixed" is "16-mixed" with the fallback "bf16-mixed".
 std::pair<std::string, std::string> modes_in(const std::string& precision, const std::string& fallback) {
@@ -55,8 +80,9 @@ std::pair<std::string, std::string> modes_in(const std::string& precision, const
   std::vector<std::string> names{first};
   const bool are_listed = comma != std::string::npos;
   const std::string others = are_listed ? precision.substr(comma + 1) : fallback;
-  for (const std::string& name :
-       parse_list(are_listed ? "--precision" : "--fallback", others, find_option("precision")->choices))
+  const std::string flag = are_listed ? "--precision" : "--fallback";
+  check_modes(flag, others);
+  for (const std::string& name : parse_list(flag, others, find_option("precision")->choices))
     names.push_back(name);
   TORCH_CHECK_VALUE(
       std::count(names.begin(), names.end(), "all") == 0,
@@ -96,6 +122,7 @@ OptionValues complete(const OptionValues& given) {
     if (const std::optional<int64_t> own = find_model(model).vocabulary) values.set("vocabulary", *own);
   for (const char* limit : {"max_epochs", "max_steps"})
     if (!values.has(limit)) values.set(limit, -1);
+  if (!values.has("fallback")) values.set("fallback", "none");
   const auto [first, fallback] = modes_in(text_or_none("precision"), text_or_none("fallback"));
   std::string mode = naming_flags([&, &precision = first] {
     return mode_of_amp_flags(precision, text_or_none("amp_backend"), text_or_none("amp_level"));
@@ -187,14 +214,6 @@ void check_fallback(const FitOptions& o) {
       o.enable_checkpointing, "--fallback ", *o.values.get_if<std::string>("fallback"),
       " continues from a checkpoint, and --no-enable-checkpointing saves none; leave one of the two out");
   falling_back(o);
-}
-
-/// Returns a mode's name for its alias, without the alias's warning, and any other text as it is.
-std::string canonical_name(const std::string& precision) {
-  for (const Mode& mode : modes())
-    if (std::find(mode.aliases.begin(), mode.aliases.end(), precision) != mode.aliases.end())
-      return mode.name;
-  return precision;
 }
 
 }  // namespace

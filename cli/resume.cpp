@@ -20,6 +20,7 @@
 #include "cli/run_data.h"
 #include "cli/run_folder.h"
 #include "cli/run_result.h"
+#include "cli/saved_paths.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
 #include "cli/without_effect.h"
@@ -43,7 +44,7 @@ std::optional<int64_t> number_in(const Json& result, const char* name) {
 }
 
 /// Returns the result of a run that was completed, else null.
-Json result_of(const std::filesystem::path& folder) {
+Json completed_result(const std::filesystem::path& folder) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(folder / kResult, error)) return {};  // a pipe would block
   std::ifstream in(folder / kResult);
@@ -85,12 +86,14 @@ void resume(const ResumeCommand& command) {
   RunFolder held(folder);
   // Read again, because another process may have held the run until now.
   const OptionValues before = usage([&] { return read_run_config(folder); });
+  usage([&] { check_same_kind(folder, command.flags, before); });
   const FitOptions o =
       usage([&] { return resolve(merge(command.flags, options_of_run(before, command.flags))); });
   warn_without_effect(command.flags, o);
-  if (const Json result = result_of(folder); !result.is_null())
+  if (const Json result = completed_result(folder); !result.is_null())
     check_goes_further(command.flags, folder, result);
   check_loses_nothing(held);
+  check_saved_paths(folder, command.flags, o);
   check_json(command.json);
   check_is_no_input(command.json, inputs_of(o));
   const InterruptScope interrupt;
@@ -112,6 +115,9 @@ void add_resume(CLI::App& app) {
   add_json_flag(*sub, command->json);
   sub->add_flag("--quiet", command->quiet, "no progress");
   add_fit_flags(*sub, command->flags, FlagsOf::kResume);
+  sub->footer(
+      "--data and --tokenizer are for a run whose data or tokenizer has moved: the same ones, at their place "
+      "now.");
   sub->callback([command] { resume(*command); });
 }
 

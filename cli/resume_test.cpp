@@ -141,6 +141,29 @@ TEST_F(SavedRun, AnotherPrecisionTakesItAndSaysWhatIsLost) {
               AllOf(HasSubstr("rounded from Float to BFloat16"), HasSubstr("loss scale is dropped")));
 }
 
+TEST_F(SavedRun, DataThatHasMovedIsFoundByItsFlag) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "a few words ";
+  write("text.txt", text), write("table.csv", "x,class\n1,0\n2,1\n");
+  const std::string words =
+      "--data text:text.txt --context 16 --batch-size 2 --warmup-steps 1 "
+      "--lr-schedule constant --limit-val-batches 1 ";
+  ASSERT_EQ(fit(words + "--max-steps 4 --output whole").status, 0);
+  ASSERT_EQ(fit(words + "--max-steps 2 --output run").status, 0);
+  fs::create_directory(folder_ / "moved"), fs::rename(folder_ / "text.txt", folder_ / "moved/text.txt");
+  const std::vector<std::string> parts{"the run in 'run' has --data text:text.txt in 'run/config.yaml'",
+                                       "'text.txt' is not there; give its place now as --data"};
+  expect_error(run("resume run --max-steps 4"), 1, parts);
+  for (const char* command : {"validate run", "test run", "predict run"})
+    expect_error(run(command), 1, parts);
+  expect_error(run("resume run --max-steps 4 --data csv:table.csv"), 2,
+               {"--data csv:table.csv: the run in 'run' trains on data of another kind, text:text.txt"});
+  const Outcome resumed = run("resume run --device cpu --quiet --max-steps 4 --data text:moved/text.txt");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "whole/weights.safetensors"));
+  EXPECT_EQ(run("validate run --quiet").status, 0) << "the run knows the place now";
+}
+
 TEST_F(SavedRun, ItsFilesAreNoOutput) {
   ASSERT_EQ(fit("--model mlp --max-epochs 1 --output run").status, 0);
   const std::string weights = read(folder_ / "run/weights.safetensors");
@@ -338,6 +361,11 @@ TEST_F(SavedRun, PredictWritesARowForEachSample) {
   ASSERT_EQ(run("predict run --quiet --precision bf16-mixed --data digits --output rows.csv").status, 0);
   EXPECT_EQ(read(folder_ / "rows.csv"), outcome.out);
   expect_error(run("predict run --output absent/rows.csv"), 1, {"there is no folder"});
+  write("rows.csv", "something else");
+  expect_error(run("predict run --output rows.csv"), 1, {"'rows.csv' already exists", "--overwrite"});
+  EXPECT_EQ(read(folder_ / "rows.csv"), "something else");
+  ASSERT_EQ(run("predict run --quiet --precision bf16-mixed --output rows.csv --overwrite").status, 0);
+  EXPECT_EQ(read(folder_ / "rows.csv").substr(0, 24), "index,class,probability\n");
 }
 
 TEST_F(SavedRun, InspectShowsCheckpoints) {

@@ -133,6 +133,14 @@ TEST_F(RunLength, FastDevRunTriesEverythingAndLeavesNoCheckpointAndNoLog) {
   EXPECT_THAT(left, Not(Contains("run/metrics.csv")));
 }
 
+TEST_F(RunLength, FastDevRunWithoutAFolderLeavesNothing) {
+  const Outcome tried = fit("--model mlp --fast-dev-run 2 --json result.json");
+  ASSERT_EQ(tried.status, 0) << tried.err;
+  EXPECT_THAT(tried.left, testing::ElementsAre("result.json"));
+  EXPECT_EQ(json::parse(read(folder_ / "result.json"))["run_folder"], "");
+  EXPECT_THAT(tried.out, HasSubstr(" MiB  -\n"));
+}
+
 TEST_F(RunLength, DetectAnomalyEndsOnTheOperation) {
   const Outcome outcome = fit("--model mlp --precision 32-true --lr 1000000 --detect-anomaly");
   EXPECT_EQ(outcome.status, 1);

@@ -1,5 +1,6 @@
 #include "cli/run_result.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <fmt/format.h>
 
@@ -20,16 +21,23 @@ std::string cell(const Json& value) { return value.is_number() ? format_metric(v
 
 void print_table(const std::vector<Json>& results, std::FILE* to) {
   const size_t width = mode_column_width();
-  std::string table = fmt::format("\n{:<{}} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n",
-                                  "precision", width, "device", "epochs", "steps", "skipped", "val loss",
-                                  "val accuracy", "ms a step", "peak memory", "run files");
+  const bool has_retries = std::any_of(results.begin(), results.end(),
+                                       [](const Json& r) { return r["retries"].get<int64_t>() > 0; });
+  const auto retries = [&](const auto& value) {
+    return has_retries ? fmt::format(" {:>7}", value) : std::string();
+  };
+  std::string table =
+      fmt::format("\n{:<{}} {:<6} {:>7} {:>7} {:>7}{} {:>9} {:>13} {:>10} {:>12}  {}\n", "precision", width,
+                  "device", "epochs", "steps", "skipped", retries("retries"), "val loss", "val accuracy",
+                  "ms a step", "peak memory", "run files");
   for (const Json& r : results) {
-    table +=
-        fmt::format("{:<{}} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
-                    r["precision"].get<std::string>(), width, r["device"].get<std::string>(),
-                    r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(), r["skipped_steps"].get<int64_t>(),
-                    cell(r["val_loss"]), cell(r["val_accuracy"]), r["step_ms"].get<double>(),
-                    r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());
+    const auto folder = r["run_folder"].get<std::string>();
+    table += fmt::format("{:<{}} {:<6} {:>7} {:>7} {:>7}{} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
+                         r["precision"].get<std::string>(), width, r["device"].get<std::string>(),
+                         r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(),
+                         r["skipped_steps"].get<int64_t>(), retries(r["retries"].get<int64_t>()),
+                         cell(r["val_loss"]), cell(r["val_accuracy"]), r["step_ms"].get<double>(),
+                         r["peak_memory_bytes"].get<int64_t>() >> 20, folder.empty() ? "-" : folder);
   }
   std::fputs(table.c_str(), to);
 }

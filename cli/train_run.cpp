@@ -20,6 +20,7 @@
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fine_tuning.h"
+#include "cli/labels.h"
 #include "cli/layer_table.h"
 #include "cli/loggers_and_callbacks.h"
 #include "cli/model_config.h"
@@ -54,9 +55,9 @@ namespace {
 class MarksRunStarted final : public Callback {
  public:
   /// `config` is the configuration to write then; "" if it is already written. `watches` makes it end the run
-  /// when its folder is lost. If there is a ModelCheckpoint, that does so.
-  MarksRunStarted(RunFolder& folder, std::string config, bool watches)
-      : folder_(folder), config_(std::move(config)), watches_(watches) {}
+  /// when its folder is lost. If there is a ModelCheckpoint, that does so. `keeps` is false for a folder that is not kept.
+  MarksRunStarted(RunFolder& folder, std::string config, bool watches, bool keeps)
+      : folder_(folder), config_(std::move(config)), watches_(watches), keeps_(keeps) {}
   void on_epoch_end(Trainer& /*trainer*/, int64_t /*epoch*/, int64_t /*global_step*/,
                     const Metrics& /*metrics*/) override {
     TORCH_CHECK(!watches_ || !folder_.is_lost(), "the run's folder ", folder_.path().string(),
@@ -69,6 +70,7 @@ class MarksRunStarted final : public Callback {
   void mark() {
     if (started()) return;
     started_ = true;
+    if (!keeps_) return;
     folder_.keep();
     if (!config_.empty()) write_file_atomically(folder_.file("config.yaml"), config_, Links::kReplace);
     // If this run is killed, the old result would describe the earlier training and call the run complete.
@@ -82,7 +84,7 @@ class MarksRunStarted final : public Callback {
  private:
   RunFolder& folder_;
   std::string config_;
-  bool watches_;
+  bool watches_, keeps_;
   bool started_ = false;
 };
 
@@ -188,10 +190,11 @@ Json earlier_modes(const RunFolder& folder) {
 class TrainingRun {
  public:
   /// Reads and checks everything that the training needs, and writes nothing. `resumed` is the folder of a run
-  /// to resume; null: the training makes a folder.
-  TrainingRun(const FitOptions& o, RunFolder* resumed)
+  /// to resume; null: the training makes a folder. With `keeps` false, the folder is removed in the end.
+  TrainingRun(const FitOptions& o, RunFolder* resumed, bool keeps)
       : o_(o),
         resumed_(resumed),
+        keeps_(keeps),
         options_(trainer_options(o)),
         data_(load_data(o)),
         train_(train_loader(o, data_)),
@@ -215,7 +218,7 @@ class TrainingRun {
                  " has no checkpoint to resume from and starts again");
     }
     if (!o.weights.empty() && !resumes_from_checkpoint_) {
-      o.new_head ? load_weights_below_head(*model_, o.weights, o) : load_model_weights(*model_, o.weights, o);
+      load_first_weights(*model_, o);
       check_finite_weights(*model_, o.weights);
     }
     adapter_ = add_adapter(o, *model_, resumes_from_checkpoint_ ? resumed->path() : std::filesystem::path());
@@ -228,20 +231,18 @@ class TrainingRun {
     open_folder();
     add_callbacks_and_loggers(quiet);
     Trainer trainer(std::move(options_));
-    ClassificationTask task = make_task(o_, model_, steps_);
+    ClassificationTask task = make_training_task(o_, model_, data_, steps_);
     const std::map<std::string, std::string> about{{"precision", trainer.precision().name()},
                                                    {"model", o_.model}};
     warn_about_frozen_weights(o_);
     const FitResult result = fit(trainer, task, about);
     run_start_->mark();  // if there was no step to take
-    replace_if_lost(*folder_, trainer.options().callbacks, yaml_, data_.names);
+    if (keeps_) replace_if_lost(*folder_, trainer.options().callbacks, yaml_, data_.names);
     if (falls_back(result)) return nullptr;
     warn_if_not_finite(o_, result.metrics);
     warn_if_all_steps_were_skipped(result);
-    save_model_weights(*model_, folder_->file(kWeights), about);
-    save_config();
-    save_adapter();
-    Json json = result_of(o_, trainer, result, *model_, folder_->path());
+    if (keeps_) save_model(about);
+    Json json = result_of(o_, trainer, result, *model_, keeps_ ? folder_->path() : std::filesystem::path());
     if (const Json earlier = earlier_modes(*folder_); !earlier.empty()) json["fallbacks"] = earlier;
     if (adapter_ || !o_.train_only.empty())
       json["trained_parameters"] = parameters_of(*model_, /*trained_only=*/true);
@@ -250,7 +251,7 @@ class TrainingRun {
       // The peak of a GPU is counted from the start of the fit.
       json["memory_before_bytes"] = trainer.device().is_cpu() ? memory_before_ : 0;
     }
-    write_file_atomically(folder_->file(kResult), dump(json) + "\n", Links::kReplace);
+    if (keeps_) write_file_atomically(folder_->file(kResult), dump(json) + "\n", Links::kReplace);
     return json;
   }
 
@@ -298,6 +299,12 @@ class TrainingRun {
     if (!resumes_from_checkpoint_) save_adapter();
   }
 
+  void save_model(const std::map<std::string, std::string>& about) const {
+    save_model_weights(*model_, folder_->file(kWeights), about);
+    save_config();
+    save_adapter();
+  }
+
   /// Writes what transformers needs beside the weights of a model that they know.
   void save_config() const {
     const std::string config = adapter_ ? "" : config_of(*model_);
@@ -313,7 +320,8 @@ class TrainingRun {
     for (const auto& callback : options_.callbacks)
       if (auto monitor = std::dynamic_pointer_cast<DivergenceMonitor>(callback))
         monitor_ = std::move(monitor);
-    run_start_ = std::make_shared<MarksRunStarted>(*folder_, fresh_ ? "" : yaml_, !o_.enable_checkpointing);
+    run_start_ =
+        std::make_shared<MarksRunStarted>(*folder_, fresh_ ? "" : yaml_, !o_.enable_checkpointing, keeps_);
     options_.callbacks.push_back(run_start_);
     if (!quiet) options_.callbacks.push_back(std::make_shared<PrintsLayers>());
     if (!quiet) options_.callbacks.push_back(std::make_shared<ProgressBar>());
@@ -327,7 +335,7 @@ class TrainingRun {
       return trainer.fit(task, *train_, val_.get(),
                          resumes_from_checkpoint_ ? resumed_->file(kCheckpoints) : "");
     } catch (...) {
-      if (run_start_->started()) keep_what_was_trained(trainer, about);
+      if (run_start_->started() && keeps_) keep_what_was_trained(trainer, about);
       throw;
     }
   }
@@ -354,6 +362,7 @@ class TrainingRun {
 
   const FitOptions& o_;
   RunFolder* const resumed_;
+  const bool keeps_;
   std::unique_ptr<RunFolder> fresh_;
   RunFolder* folder_ = nullptr;
   TrainerOptions options_;  // its loggers and checkpoints must be destroyed before the folder
@@ -373,11 +382,13 @@ class TrainingRun {
 Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
   FitOptions options = o;
+  // Who only tries whether a training runs does not want its files, unless a folder is named for them.
+  const bool keeps = resumed || o.trainer.fast_dev_run == 0 || !o.output.empty();
   std::unique_ptr<RunFolder> fresh;
   while (true) {
     if (resumed) options.names = load_names(resumed->path());
     {
-      TrainingRun run(options, resumed);
+      TrainingRun run(options, resumed, keeps);
       const Json json = run.train(quiet, plan);
       if (!json.is_null()) return json;
       if (auto made = run.release_folder()) fresh = std::move(made), resumed = fresh.get();
@@ -428,9 +439,15 @@ std::shared_ptr<TensorModule> make_model_of(const FitOptions& options, const Mod
 }
 
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
-                             int64_t steps) {
+                             int64_t steps,
+                             const std::function<void(const at::Tensor& scores)>& check_scores) {
   ClassificationTask task(
-      model, [model](const at::Tensor& x) { return model->forward(x); },
+      model,
+      [model, check_scores](const at::Tensor& x) {
+        at::Tensor scores = model->forward(x);
+        if (check_scores) check_scores(scores);
+        return scores;
+      },
       [options, steps](torch::nn::Module& module) { return make_optimizer(options, module, steps); });
   if (const auto causal = std::dynamic_pointer_cast<CausalModel>(model); causal && options.loss_chunk > 0) {
     task.set_chunked_loss([causal](const at::Tensor& x) { return causal->hidden_states(x); },
@@ -438,6 +455,13 @@ ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<Te
                           options.loss_chunk);
   }
   return task;
+}
+
+ClassificationTask make_training_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
+                                      const Data& data, int64_t steps) {
+  return make_task(
+      options, model, steps,
+      checks_first_scores({data, "--data " + options.data, "--model " + options.model, /*trains=*/true}));
 }
 
 }  // namespace mantissa::cli

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+
+#include <ATen/core/Tensor.h>
 
 #include "cli/fit_options.h"
 #include "cli/json_output.h"
@@ -11,6 +14,7 @@
 namespace mantissa::cli {
 
 class RunFolder;
+struct Data;
 
 /// Trains in a folder that it makes for the run. Returns the content of result.json, which includes `plan`
 /// (from plan_fit()) unless that is null.
@@ -28,8 +32,14 @@ Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const 
 std::shared_ptr<TensorModule> make_model_of(const FitOptions& options, const ModelInput& input);
 
 /// Makes the task that trains `model` with the optimizer of the options. The learning-rate schedule needs
-/// `steps`, the number of steps of the whole run.
+/// `steps`, the number of steps of the whole run. `check_scores` gets the scores of each batch.
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
-                             int64_t steps);
+                             int64_t steps,
+                             const std::function<void(const at::Tensor& scores)>& check_scores = {});
+
+/// Makes the task that trains `model` on `data`, which must live as long as the task.
+/// Errors: the first forward pass throws those of check_labels().
+ClassificationTask make_training_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
+                                      const Data& data, int64_t steps);
 
 }  // namespace mantissa::cli

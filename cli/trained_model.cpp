@@ -10,8 +10,6 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/max.h>
 #include <torch/nn/module.h>
 
 #include <CLI/CLI.hpp>
@@ -20,11 +18,13 @@
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/labels.h"
 #include "cli/loggers_and_callbacks.h"
 #include "cli/mode_state.h"
 #include "cli/model_weights.h"
 #include "cli/resolve.h"
 #include "cli/run_folder.h"
+#include "cli/saved_paths.h"
 #include "cli/without_effect.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
@@ -138,33 +138,14 @@ std::optional<int64_t> classes_of(const std::string& model, ModelInput input, co
   return std::nullopt;
 }
 
-int64_t largest_label(const Dataset& data) {
-  constexpr int64_t kPiece = 4096;
-  int64_t largest = 0;
-  for (int64_t begin = 0; begin < data.size(); begin += kPiece) {
-    const at::Tensor indices = at::arange(begin, std::min(begin + kPiece, data.size()));
-    largest = std::max(largest, at::max(data.get_batch(indices).target).item<int64_t>());
-  }
-  return largest;
-}
-
-/// Images need not be decoded for their labels if the classes have names.
-void check_labels(const Data& data, int64_t classes, const std::string& name) {
-  const int64_t largest =
-      data.names.classes.empty() ? largest_label(*data.val) : std::ssize(data.names.classes) - 1;
-  TORCH_CHECK_VALUE(largest < classes, "--data ", name, " has the label ", largest,
-                    ", but the run's model has ", classes, " classes, 0 to ", classes - 1,
-                    "; give data of those classes");
-}
-
 std::string pixels(const ModelInput& input) { return fmt::format("{} x {}", input.height, input.width); }
 
-/// Describes the images that the run's model was made for, if the run's data is still available.
-std::string images_of(const FitOptions& run) {
+/// Returns the input of the model as it was trained, if the run's data is still available.
+std::optional<ModelInput> trained_input(const FitOptions& run) {
   try {
-    return "images of " + pixels(load_data(run).input) + " pixels";
+    return load_data(run).input;
   } catch (const c10::Error&) {
-    return "images of another size";
+    return std::nullopt;
   }
 }
 
@@ -177,6 +158,24 @@ bool fits(const torch::nn::Module& module, const Shapes& stored) {
   });
 }
 
+/// Refuses images that the run's model cannot read: those with another number of channels, or else of another size.
+void check_images(const TrainedModel& run, const FitOptions& trained, const Shapes& stored) {
+  if (fits(*run.model, stored)) return;
+  const FitOptions& o = run.options;
+  const ModelInput& input = run.data.input;
+  const std::optional<ModelInput> before = trained_input(trained);
+  for (const int64_t channels : before ? std::vector{before->channels} : std::vector<int64_t>{1, 3}) {
+    ModelInput other = input;
+    other.channels = channels;
+    TORCH_CHECK_VALUE(channels == input.channels || !fits(*make_model(o.model, other), stored),
+                      "the run's model reads images with ", channels, " channel", channels == 1 ? "" : "s",
+                      "; --data ", o.data, " has ", input.channels, "; give images with the same channels");
+  }
+  const std::string size = before ? pixels(*before) + " pixels" : "another size";
+  TORCH_CHECK_VALUE(false, "the run's model reads images of ", size, "; --data ", o.data, " has ",
+                    pixels(input), "; give images of the size that it was trained on");
+}
+
 /// Makes a model with as many classes as `weights` have, whatever the data suggests.
 /// Errors: c10::ValueError for data that such a model cannot read.
 void make_trained_model(TrainedModel& run, const FitOptions& trained, const SavedWeights& weights,
@@ -186,15 +185,13 @@ void make_trained_model(TrainedModel& run, const FitOptions& trained, const Save
   if (input.kind == InputKind::kImages) {
     if (const auto classes = classes_of(o.model, input, weights.shapes)) {
       input.classes = *classes;
-      if (o.reads_labels) check_labels(run.data, *classes, o.data);
+      if (o.reads_labels) check_labels({run.data, "--data " + o.data, "the run's model"}, *classes);
     }
   }
   const EmptyInit are_loaded;  // memory that nobody has written to is not there yet
   run.model = make_model(o.model, input);
-  if (is_other_data && input.kind == InputKind::kImages && o.weights.empty() &&
-      !fits(*run.model, weights.shapes))
-    TORCH_CHECK_VALUE(false, "the run's model reads ", images_of(trained), "; --data ", o.data, " has ",
-                      pixels(input), "; give images of the size that it was trained on");
+  if (is_other_data && input.kind == InputKind::kImages && o.weights.empty())
+    check_images(run, trained, weights.shapes);
 }
 
 /// Warns about a file in float that the mode of its run quantizes, such as the output of `mantissa merge --dequantize`:
@@ -331,6 +328,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use)
   run.options.reads_labels = use != DataUse::kPrediction;
   FitOptions readable = run.options;
   readable.classes = 256;
+  check_saved_paths(command.folder, command.flags, run.options);
   const bool is_other_data = command.flags.has("data"),
              splits = use == DataUse::kValidation || !is_other_data;
   run.data = splits ? load_data(readable) : load_all_data(readable);

@@ -33,7 +33,7 @@ std::vector<Option> checkpoint_options() {
        .to = to(&ModelCheckpointOptions::save_top_k),
        .default_value = 1,
        .help = "number of best checkpoints to keep, besides the newest; -1: all",
-       .range = {{-1, kLargest, "choose 0 or more, or -1 for all"}},
+       .range = {{-1, kLargest, "all"}},
        .in_resume = true},
       {.name = "monitor",
        .group = kGroup,

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -24,9 +23,7 @@ std::vector<Option> limit_options();
 std::vector<Option> logging_options();
 std::vector<Option> checkpoint_options();
 
-inline constexpr double kLargest = std::numeric_limits<double>::max();
-inline constexpr double kBelowOne = 1 - std::numeric_limits<double>::epsilon() / 2;
-inline constexpr Range kFromZero{0, kLargest, "choose 0 or more"};
+inline constexpr Range kFromZero{0, kLargest};
 
 /// Returns "a, b or c".
 std::string either(std::vector<std::string> names);

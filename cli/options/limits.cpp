@@ -22,7 +22,7 @@ Destination to_check_val_every_n_epoch() {
 
 std::vector<Option> limit_options() {
   constexpr auto kGroup = Group::kLimits;
-  constexpr Range kOrNoLimit{-1, kLargest, "choose 0 or more, or -1 for no limit"};
+  constexpr Range kOrNoLimit{-1, kLargest, "no limit"};
   return {
       {.name = "max_epochs",
        .group = kGroup,
@@ -106,7 +106,7 @@ std::vector<Option> limit_options() {
        .to = to_check_val_every_n_epoch(),
        .default_value = 1,
        .help = "validate in every N-th epoch; 0: --val-check-interval counts batches over all epochs",
-       .range = {{0, kLargest, "choose 1 or more, or 0 for --val-check-interval over all epochs"}}},
+       .range = {{0, kLargest, "--val-check-interval over all epochs"}}},
       {.name = "num_sanity_val_steps",
        .group = kGroup,
        .to = to(&TrainerOptions::num_sanity_val_steps),
@@ -116,7 +116,8 @@ std::vector<Option> limit_options() {
        .group = kGroup,
        .to = to(&TrainerOptions::fast_dev_run),
        .default_value = 0,
-       .help = "above 0: run only this many batches of everything"},
+       .help =
+           "above 0: run only this many batches of everything, and save nothing unless there is an --output"},
   };
 }
 

@@ -51,7 +51,7 @@ std::vector<Option> logging_options() {
        .to = to(&DivergenceMonitorOptions::patience),
        .default_value = 20,
        .help = "DivergenceMonitor: steps in a row without a finite loss or gradient that end a run",
-       .range = {{1, kLargest, "choose at least 1"}}},
+       .range = {{1, kLargest}}},
       {.name = "divergence_factor",
        .group = kGroup,
        .to = to(&DivergenceMonitorOptions::factor),

@@ -106,8 +106,8 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::warn_after_skips),
        .default_value = "auto",
-       .help =
-           "warn after this many skipped steps in a row; 0: never; auto: " + shown(scaler.warn_after_skips)},
+       .help = "warn after this many skipped or retried steps in a row; 0: never; auto: " +
+               shown(scaler.warn_after_skips)},
       {.name = "keep_batchnorm_fp32",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::keep_batchnorm_fp32),

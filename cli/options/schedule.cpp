@@ -22,7 +22,7 @@ std::vector<Option> schedule_options() {
        .default_value = 20,
        .help = "steps over which the learning rate rises to --lr",
        .default_for_text = 100,
-       .range = {{0, 1e15, "choose 0 to 1e15"}},
+       .range = {{0, 1e15}},
        .known_as = {"warmup"}},
   };
 }

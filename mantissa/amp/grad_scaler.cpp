@@ -162,7 +162,8 @@ void GradScaler::note_step(const torch::optim::Optimizer& optimizer, bool steppe
   }
   const int64_t skips = ++record.skips_in_a_row;
   if (!data_->warns_at(skips)) return;
-  TORCH_WARN("GradScaler::step: ", skips, " steps in a row were skipped; the scale is ", get_scale(),
+  TORCH_WARN("GradScaler::step: ", skips,
+             " overflows in a row, whose steps were skipped or retried; the scale is ", get_scale(),
              ", and these gradients have inf or nan: ",
              record.nonfinite.empty() ? data_->nonfinite_gradients(record) : record.nonfinite,
              ". If the loss itself is inf or nan no scale helps: look at the data and the learning rate, or "

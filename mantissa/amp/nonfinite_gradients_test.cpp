@@ -74,9 +74,10 @@ TEST(GradScaler, WarnsOfStepsSkippedInARowAndNamesTheParameters) {
     scaler.update();
     EXPECT_EQ(warnings.texts.size(), static_cast<size_t>((i + 1) / 3)) << i;
   }
-  EXPECT_THAT(warnings.texts[0], HasSubstr("3 steps in a row were skipped; the scale is 16384"));
+  EXPECT_THAT(warnings.texts[0],
+              HasSubstr("3 overflows in a row, whose steps were skipped or retried; the scale is 16384"));
   EXPECT_THAT(warnings.texts[0], HasSubstr("inf or nan: group 1, parameter 1 [3]: 1 inf, 1 nan of 3."));
-  EXPECT_THAT(warnings.texts[1], HasSubstr("6 steps in a row"));
+  EXPECT_THAT(warnings.texts[1], HasSubstr("6 overflows in a row"));
   set_grad(bad, 1);
   EXPECT_TRUE(scaler.step(optimizer));
   scaler.update();

@@ -37,10 +37,9 @@ ParsedNumber<Number> parse_number(std::string_view text) {
   Number value{};
   std::errc error = read(text, value);
   if constexpr (std::is_same_v<Number, uint64_t>) {
-    if (int64_t negative = 0; text.starts_with('-')) {
-      error = read(text, negative);
-      value = static_cast<uint64_t>(negative);
-    }
+    int64_t negative = 0;  // a whole number, which std::from_chars() does not take for one
+    if (text.starts_with('-') && read(text, negative) != std::errc::invalid_argument)
+      error = std::errc::result_out_of_range;
   }
   if (error == std::errc()) return {value};
   const std::string word(text);

@@ -19,8 +19,7 @@ struct ParsedNumber {
 };
 
 /// Reads the whole of `text`, without spaces around it, as a number in decimal notation. A number that would
-/// become inf, or that is not 0 but would become 0, is out of range. uint64_t also accepts the negative
-/// numbers of int64_t, which count down from 2^64, as in Python's torch.manual_seed().
+/// become inf, or that is not 0 but would become 0, is out of range, and so is a negative one for uint64_t.
 ///
 /// `Number` is int64_t, uint64_t or double.
 template <typename Number>

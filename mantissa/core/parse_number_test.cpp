@@ -22,11 +22,14 @@ TEST(ParseNumber, ReadsAllThatTheTypeHolds) {
   EXPECT_EQ(parse_number<double>("inf").value, HUGE_VAL) << "is asked for as such";
 }
 
-TEST(ParseNumber, NegativeSeedsCountDownFromTwoToThe64AsPythonsDo) {
-  EXPECT_EQ(parse_number<uint64_t>("-1").value, std::numeric_limits<uint64_t>::max());
-  EXPECT_EQ(parse_number<uint64_t>("-9223372036854775808").value, uint64_t{1} << 63);
-  EXPECT_TRUE(parse_number<uint64_t>("-9223372036854775809").is_out_of_range);
-  EXPECT_FALSE(parse_number<uint64_t>("--1").value);
+TEST(ParseNumber, NegativeNumbersAreOutOfTheRangeOfSeeds) {
+  for (const char* text : {"-1", "-0", "-9223372036854775808", "-9223372036854775809"}) {
+    const auto parsed = parse_number<uint64_t>(text);
+    EXPECT_TRUE(parsed.is_out_of_range) << text;
+    EXPECT_THAT(parsed.problem, HasSubstr("is out of range: choose a whole number from 0 to "));
+  }
+  for (const char* text : {"--1", "-", "-x"})
+    EXPECT_THAT(parse_number<uint64_t>(text).problem, HasSubstr("is not a whole number")) << text;
 }
 
 TEST(ParseNumber, TellsUnderflowFromOverflow) {

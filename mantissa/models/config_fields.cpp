@@ -128,6 +128,12 @@ void ConfigFields::require(const std::string& name) const {
                     "; give the config.json that belongs to the weights");
 }
 
+void ConfigFields::check_at_most(const std::string& name, int64_t value, int64_t most) const {
+  if (value > most)
+    refuse(name, "is too large; at most " + std::to_string(most) +
+                     " can be read: give the config.json that belongs to the weights");
+}
+
 void ConfigFields::accept_only(const std::string& name, const Json& value) {
   const Json* const found = find(name);
   if (found && *found != value)

@@ -33,6 +33,8 @@ class ConfigFields {
   /// A number, or a list of numbers.
   void read(const std::string& name, std::vector<int64_t>& to);
   void require(const std::string& name) const;
+  /// Refuses a size that no model has and that would fill the memory before it is compared with the weights.
+  void check_at_most(const std::string& name, int64_t value, int64_t most) const;
   /// Refuses the field unless it is missing, null or `value`.
   void accept_only(const std::string& name, const nlohmann::json& value);
   /// Refuses fields that were not read, except those of transformers that do not change logits or gradients of a decoder
@@ -46,6 +48,9 @@ class ConfigFields {
   std::string where_;
   std::vector<std::string> names_;
 };
+
+/// The most layers and token ids that a config.json may have, far above those of any model.
+inline constexpr int64_t kMostLayers = 10'000, kMostTokens = int64_t{1} << 21;
 
 /// Returns 'file', for messages.
 std::string quoted(const std::string& file);

@@ -53,6 +53,11 @@ std::optional<at::Generator> generator_of(const GenerateOptions& options) {
   return at::detail::createCPUGenerator(*options.seed);
 }
 
+/// Returns the most tokens that the model reads, without a sum that could overflow.
+int64_t longest(int64_t context, int64_t prompt, const GenerateOptions& options) {
+  return prompt + std::min(context - prompt, options.max_new_tokens);
+}
+
 /// The sequences of one call.
 class Generation {
  public:
@@ -64,8 +69,7 @@ class Generation {
         generator_(generator_of(options)),
         sequences_(prompt.to(at::kCPU, at::kLong)),
         is_done_(at::zeros({prompt.size(0)}, at::kBool)),
-        cache_(options.slide ? model.context()
-                             : std::min(model.context(), prompt.size(1) + options.max_new_tokens)) {}
+        cache_(options.slide ? model.context() : longest(model.context(), prompt.size(1), options)) {}
 
   Generated run() {
     Generated result;

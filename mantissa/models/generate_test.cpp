@@ -1,6 +1,7 @@
 #include "mantissa/models/generate.h"
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -229,6 +230,7 @@ TEST(Generate, RefusesOptionsOutOfRange) {
   EXPECT_THAT(refusal({.stop_tokens = {{31}}}), HasSubstr("the stop token 31 is outside of the vocabulary"));
   EXPECT_THAT(refusal({.stop_tokens = {{-1}}}), HasSubstr("the stop token -1"));
   EXPECT_EQ(refusal({.max_new_tokens = 1, .stop_tokens = {{30}}}), "no error");
+  EXPECT_EQ(refusal({.max_new_tokens = std::numeric_limits<int64_t>::max()}), "no error");
 }
 
 }  // namespace

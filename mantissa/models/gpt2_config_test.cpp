@@ -78,6 +78,9 @@ TEST(Gpt2Config, RefusesWhatItCannotCompute) {
   EXPECT_THAT(error_with("quantization_config", Json::object()), HasSubstr("already quantized"));
   EXPECT_THAT(error_with("n_head", 7), HasSubstr("n_embd 1600 is not a multiple of n_head 7"));
   EXPECT_THAT(error_with("n_embd", "wide"), HasSubstr("n_embd \"wide\" is no whole number"));
+  EXPECT_THAT(error_with("n_layer", 10'001), HasSubstr("n_layer 10001 is too large; at most 10000"));
+  EXPECT_THAT(error_with("vocab_size", 2097153),
+              HasSubstr("vocab_size 2097153 is too large; at most 2097152"));
   EXPECT_THAT(error_with("n_layers", 3),
               HasSubstr("the field 'n_layers' is unknown; did you mean 'n_layer'?"));
   EXPECT_EQ(error_with("scale_attn_weights", true), "no error");

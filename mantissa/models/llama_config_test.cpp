@@ -115,6 +115,12 @@ TEST(LlamaConfig, RefusesValuesByName) {
   EXPECT_THAT(error_with("hidden_size", 2048.5), HasSubstr("is no whole number"));
   EXPECT_THAT(error_with("vocab_size", uint64_t{1} << 63), HasSubstr("is too large"));
   EXPECT_THAT(error_with("vocab_size", -(int64_t{1} << 40)), HasSubstr("is too small"));
+  EXPECT_THAT(error_with("num_hidden_layers", 1'000'000'000),
+              HasSubstr("'dir/config.json': num_hidden_layers 1000000000 is too large; at most 10000"));
+  EXPECT_EQ(error_with("num_hidden_layers", 10'000), "no error");
+  EXPECT_THAT(error_with("vocab_size", int64_t{1} << 31),
+              HasSubstr("vocab_size 2147483648 is too large; at most 2097152"));
+  EXPECT_EQ(error_with("vocab_size", 2097152), "no error");
   EXPECT_THAT(error_with("rope_theta", "x"), HasSubstr("rope_theta \"x\" is no number"));
   EXPECT_THAT(error_with("mlp_bias", 1), HasSubstr("mlp_bias 1 is neither true nor false"));
   EXPECT_THAT(error_with("model_type", 3), HasSubstr("model_type 3 is no text"));

@@ -28,6 +28,14 @@ at::Tensor keep_top_p(const at::Tensor& logits, double p) {
   return logits.masked_fill(is_left_out.scatter(-1, order, is_left_out), kNever);
 }
 
+/// Divides by a temperature. If a quotient is too large for float32, returns the differences to the largest one, which have
+/// the same softmax.
+at::Tensor divided(const at::Tensor& scores, const at::Tensor& best, double temperature) {
+  const at::Tensor quotients = scores / temperature;
+  if (std::get<0>(quotients.max(-1)).isfinite().all().item<bool>()) return quotients;
+  return ((scores - best.unsqueeze(-1)).to(at::kDouble) / temperature).to(at::kFloat);
+}
+
 }  // namespace
 
 void check_sampling_options(const SamplingOptions& o) {
@@ -47,7 +55,7 @@ at::Tensor sample(const at::Tensor& logits, const SamplingOptions& o,
                     "generate: the model's logits are nan or inf; its weights are damaged, "
                     "or their values are too large for the precision, such as 16-true: try bf16 or 32-true");
   if (o.temperature == 0) return scores.argmax(-1);
-  if (o.temperature != 1) scores = scores / o.temperature;
+  if (o.temperature != 1) scores = divided(scores, best, o.temperature);
   if (o.top_k > 0) scores = keep_top_k(scores, o.top_k);
   if (o.top_p < 1) scores = keep_top_p(scores, o.top_p);
   return at::multinomial(at::softmax(scores, -1), 1, /*replacement=*/false, generator).squeeze(-1);

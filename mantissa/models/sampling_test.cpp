@@ -52,6 +52,12 @@ TEST(Sampling, TemperatureSharpensAndFlattens) {
   EXPECT_EQ(tokens_of(drawn({.temperature = 0})), Set{1});
   EXPECT_EQ(tokens_of(drawn({.temperature = 1e-30})), Set{1})
       << "logits overflow to -inf, except the largest";
+  for (const double nearly_0 : {1e-37, 1e-38, 1e-320, 5e-324}) {  // the last ones are 0 in float32
+    EXPECT_EQ(tokens_of(drawn({.temperature = nearly_0})), Set{1}) << nearly_0;
+    const at::Tensor large = halves() + 1000;  // whose quotients are inf
+    EXPECT_EQ(tokens_of(drawn({.temperature = nearly_0, .top_k = 3, .top_p = 0.9}, large)), Set{1})
+        << nearly_0;
+  }
 }
 
 TEST(Sampling, TopKKeepsTheLikeliestAndTheirEquals) {

@@ -196,7 +196,7 @@ TEST(ScaledPrecision, WarnsAboutManySkipsInARowWithTheLayersName) {
       EXPECT_TRUE(mode->optimizer_step(optimizer).skipped());
     }
     ASSERT_EQ(warnings.texts.size(), 1U);
-    EXPECT_NE(warnings.texts[0].find("10 steps in a row"), std::string::npos) << warnings.texts[0];
+    EXPECT_NE(warnings.texts[0].find("10 overflows in a row"), std::string::npos) << warnings.texts[0];
     EXPECT_NE(warnings.texts[0].find("bias"), std::string::npos) << warnings.texts[0];
   };
   Part plain, fused;

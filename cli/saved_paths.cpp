@@ -1,0 +1,47 @@
+#include "cli/saved_paths.h"
+
+#include <string>
+#include <system_error>
+
+#include <c10/util/Exception.h>
+
+#include "cli/data/kinds.h"
+#include "cli/fit_options.h"
+#include "cli/option.h"
+
+namespace mantissa::cli {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// `value` is that of the option, and `path` the part of it that is a path.
+void check_is_there(const fs::path& folder, const char* option, const std::string& value,
+                    const std::string& path) {
+  std::error_code ignored;
+  TORCH_CHECK(fs::exists(path, ignored), "the run in '", folder.string(), "' has ", flag_of(option), " ",
+              value, " in '", (folder / "config.yaml").string(), "', and '", path,
+              "' is not there; give its place now as ", flag_of(option));
+}
+
+}  // namespace
+
+void check_saved_paths(const fs::path& folder, const OptionValues& flags, const FitOptions& o) {
+  const DataKind* const kind = find_data_kind(o.data);
+  if (kind && !kind->argument.empty() && !flags.has("data"))
+    check_is_there(folder, "data", o.data, o.data.substr(kind->name.size() + 1));
+  if (!o.tokenizer.empty() && !flags.has("tokenizer"))
+    check_is_there(folder, "tokenizer", o.tokenizer, o.tokenizer);
+}
+
+void check_same_kind(const fs::path& folder, const OptionValues& flags, const OptionValues& saved) {
+  const auto *const now = flags.get_if<std::string>("data"), *const before =
+                                                                 saved.get_if<std::string>("data");
+  if (!now || !before) return;
+  const DataKind *const kind = find_data_kind(*now), *const trained = find_data_kind(*before);
+  TORCH_CHECK_VALUE(!kind || kind == trained, "--data ", *now, ": the run in '", folder.string(),
+                    "' trains on data of another kind, ", *before,
+                    "; give the place of the same data now, or begin another run: fit --weights");
+}
+
+}  // namespace mantissa::cli

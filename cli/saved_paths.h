@@ -1,0 +1,22 @@
+#pragma once
+
+#include <filesystem>
+
+#include "cli/option_values.h"
+
+namespace mantissa::cli {
+
+struct FitOptions;
+
+/// Checks that the data and the tokenizer of the run in `folder` are where its configuration has them, unless `flags` give
+/// other places.
+/// Errors: c10::Error that names the path, the configuration and the flag.
+void check_saved_paths(const std::filesystem::path& folder, const OptionValues& flags,
+                       const FitOptions& options);
+
+/// Checks that `--data` among `flags` is of the same kind as the data of the run in `folder`, whose options are `saved`.
+/// Errors: c10::ValueError that names both.
+void check_same_kind(const std::filesystem::path& folder, const OptionValues& flags,
+                     const OptionValues& saved);
+
+}  // namespace mantissa::cli
