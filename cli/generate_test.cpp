@@ -54,7 +54,7 @@ TEST_F(GenerateCommand, APublicModelContinuesTokens) {
   ASSERT_EQ(made.status, 0) << made.err;
   const auto tokens = expected({17, 4, 250}, {.max_new_tokens = 6, .sampling = {.temperature = 0}});
   std::string list;
-  for (const int64_t token : tokens) list += (list.empty() ? "" : ",") + std::to_string(token);
+  for (const int64_t token : tokens) list.append(list.empty() ? "" : ",").append(std::to_string(token));
   EXPECT_EQ(made.out, list + "\n");
   EXPECT_THAT(made.err, testing::AllOf(HasSubstr("3 prompt tokens in "), HasSubstr("then 5 tokens"),
                                        HasSubstr("a second; ended by max_new_tokens\n")));

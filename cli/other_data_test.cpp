@@ -2,6 +2,7 @@
 #include <array>
 
 #include <ATen/ops/zeros.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/jit/api/module.h>
 
 #include <nlohmann/json.hpp>
@@ -220,8 +221,7 @@ TEST_F(OtherData, ATableThatIsSeldomMeantIsWarnedOf) {
 TEST_F(OtherData, FeaturesOfATableAreChosenByName) {
   std::string table = "id,width,height,kind\n";
   for (int i = 0; i < 40; ++i)
-    table += "n" + std::to_string(i) + "," + std::to_string(i % 7) + "," + std::to_string(i % 2) +
-             (i % 2 == 0 ? ",oak\n" : ",ash\n");
+    table += c10::str('n', i, ',', i % 7, ',', i % 2, i % 2 == 0 ? ",oak\n" : ",ash\n");
   write("trees.csv", table);
   expect_error(fit("--data csv:trees.csv --output run"), 1,
                {"'n0' is no number", "choose other columns as --features", "give --target 'id'"});

@@ -158,7 +158,7 @@ int64_t ConfigFields::whole(const std::string& name, const Json& value) const {
   return value.get<int64_t>();
 }
 
-std::string quoted(const std::string& file) { return "'" + fit_for_message(file) + "'"; }
+std::string quoted(const std::string& file) { return c10::str('\'', fit_for_message(file), '\''); }
 
 nlohmann::json parse_config(std::string_view text, const std::string& file) {
   return parse_json(text, /*max_depth=*/8, [&](const std::string& what) {
