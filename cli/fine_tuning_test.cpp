@@ -72,7 +72,7 @@ TEST_F(FineTuning, WithoutTrainOnlyAllLayersLearn) {
 TEST_F(FineTuning, AFlagTakesAwayTheFileThatAConfigurationNames) {
   write("tune.yaml",
         "data: idx:many\nclasses: 7\nmodel: mlp\nweights: missing.safetensors\nadapter: missing\n");
-  expect_error(train("--config tune.yaml --adapter none"), 2, {"missing.safetensors"});
+  expect_error(train("--config tune.yaml --adapter none"), 1, {"missing.safetensors"});
   ASSERT_EQ(train("--config tune.yaml --adapter none --weights none --output none").status, 0);
   ASSERT_EQ(train("--data idx:many --classes 7 --model mlp --output random").status, 0);
   EXPECT_TRUE(at::equal(weights("none").at("layers.0.weight"), weights("random").at("layers.0.weight")));

@@ -25,7 +25,7 @@ TEST_F(Program, TheScalersNumbersReachTheTraining) {
   EXPECT_EQ(skipped("--backoff-factor 1e-36 --hysteresis-steps 3"), 3);
   EXPECT_EQ(skipped("--backoff-factor 1e-36 --min-scale 1e37"), 4);
   EXPECT_EQ(skipped("--backoff-factor 1e-36 --growth-interval 1 --growth-factor 1e36"), 2);
-  EXPECT_THAT(fit(overflow + "--warn-after-skips 3").err, HasSubstr("3 steps"));
+  EXPECT_THAT(fit(overflow + "--warn-after-skips 3").err, HasSubstr("3 overflows in a row"));
   write("run.yaml", "backoff_factor: 1.0e-36\nhysteresis_steps: 2\n");
   EXPECT_EQ(skipped("--config run.yaml"), 2);
 }
