@@ -314,7 +314,7 @@ std::vector<KernelTiming> time_here(const Contest& contest) {
   times.push_back(least_times(small, family, {kLibtorchs}, max_seconds)[0]);
   if (has_two_sizes(family)) {
     const double wide = least_times(make_wide_call(family, Size::kSmall), family, {kLibtorchs})[0];
-    const auto four_times = [&] {
+    const auto four_times = [family = family, dtype = dtype] {
       return least_times(make_call(family, dtype, Size::kFourSmall), family, {kLibtorchs})[0];
     };
     if (can_win_typical_call({times[best], times[stock], wide, four_times})) {
