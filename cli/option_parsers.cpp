@@ -93,6 +93,10 @@ std::vector<std::string> parse_words(const std::string& flag, const std::string&
   return parts_of(flag, text, "' has an empty name; give names with commas between them, or leave it out");
 }
 
+std::vector<std::string> parse_words_or_none(const std::string& flag, const std::string& text) {
+  return text.empty() ? std::vector<std::string>() : parse_words(flag, text);
+}
+
 std::vector<std::string> parse_settings(const std::string& flag, const std::string& text) {
   return parts_of(flag, text, "' has an empty setting; leave out the comma beside it");
 }

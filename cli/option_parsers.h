@@ -26,6 +26,9 @@ std::vector<std::string> parse_list(const std::string& flag, const std::string& 
 /// Errors: c10::ValueError for an empty word.
 std::vector<std::string> parse_words(const std::string& flag, const std::string& text);
 
+/// As parse_words(); "" gives an empty list.
+std::vector<std::string> parse_words_or_none(const std::string& flag, const std::string& text);
+
 /// Splits "r=16,dora" at the commas, and removes blanks around each setting.
 /// Errors: c10::ValueError for an empty setting.
 std::vector<std::string> parse_settings(const std::string& flag, const std::string& text);

@@ -29,7 +29,7 @@ void check_is_there(const fs::path& folder, const char* option, const std::strin
 void check_saved_paths(const fs::path& folder, const OptionValues& flags, const FitOptions& o) {
   const DataKind* const kind = find_data_kind(o.data);
   if (kind && !kind->argument.empty() && !flags.has("data"))
-    check_is_there(folder, "data", o.data, o.data.substr(kind->name.size() + 1));
+    check_is_there(folder, "data", o.data, path_of_data(o.data));
   if (!o.tokenizer.empty() && !flags.has("tokenizer"))
     check_is_there(folder, "tokenizer", o.tokenizer, o.tokenizer);
 }

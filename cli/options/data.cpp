@@ -19,10 +19,6 @@ std::string forms_of_data() {
   return either(forms);
 }
 
-std::vector<std::string> parse_features(const std::string& flag, const std::string& text) {
-  return text.empty() ? std::vector<std::string>() : parse_words(flag, text);
-}
-
 }  // namespace
 
 std::vector<Option> data_options() {
@@ -58,7 +54,7 @@ std::vector<Option> data_options() {
        .known_as = {"label", "target_column", "label_column"}},
       {.name = "features",
        .group = kGroup,
-       .to = to(&FitOptions::features, parse_features),
+       .to = to(&FitOptions::features, parse_words_or_none),
        .default_value = "",
        .help = "csv: data: the columns to train on, with commas between them; by default all but the target",
        .is_list = true,

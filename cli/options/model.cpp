@@ -13,10 +13,6 @@ namespace mantissa::cli {
 
 namespace {
 
-std::vector<std::string> parse_train_only(const std::string& flag, const std::string& text) {
-  return text.empty() ? std::vector<std::string>() : parse_words(flag, text);
-}
-
 /// "none" is no file, so that a flag can overrule a configuration file.
 std::string parse_file(const std::string&, const std::string& text) { return text == "none" ? "" : text; }
 
@@ -54,7 +50,7 @@ std::vector<Option> model_options() {
        .help = "leave out the last linear layer of --weights, for other classes"},
       {.name = "train_only",
        .group = kGroup,
-       .to = to(&FitOptions::train_only, parse_train_only),
+       .to = to(&FitOptions::train_only, parse_words_or_none),
        .default_value = "",
        .help = "parameters, modules or shell patterns to train, such as head,norm or *.bias; empty: all"},
       {.name = "lora",

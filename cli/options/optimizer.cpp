@@ -22,10 +22,6 @@ std::string own_momenta() {
   return join_names(all);
 }
 
-std::vector<std::string> parse_names(const std::string& flag, const std::string& text) {
-  return text.empty() ? std::vector<std::string>() : parse_words(flag, text);
-}
-
 }  // namespace
 
 std::vector<Option> optimizer_options() {
@@ -80,7 +76,7 @@ std::vector<Option> optimizer_options() {
        .range = {{0, 1e15}}},
       {.name = "optim_32bit_modules",
        .group = kGroup,
-       .to = to(&FitOptions::optim_32bit_modules, parse_names),
+       .to = to(&FitOptions::optim_32bit_modules, parse_words_or_none),
        .default_value = "",
        .help = "8-bit and 4-bit optimizers: modules and weights with 32-bit states, for example "
                "token_embedding,head",

@@ -65,7 +65,7 @@ const std::vector<std::string>& family_names();
 KernelFamily family_of(const kernels::Gemm& g, bool is_dot = false);
 KernelFamily family_of(const kernels::Product4& product);
 
-/// For an attention of so many multiplications; its backward pass is kAttentionBackward.
+/// Returns the family of attention's forward pass by its number of multiplications.
 KernelFamily attention_family_of(int64_t products);
 
 enum class ConvolutionPass : uint8_t { kForward, kByInput, kByWeight };
