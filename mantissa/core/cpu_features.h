@@ -47,6 +47,7 @@ class CpuFeatures {
   friend constexpr CpuFeatures operator&(CpuFeatures a, CpuFeatures b) {
     return CpuFeatures(a.bits_ & b.bits_);
   }
+  constexpr CpuFeatures without(CpuFeatures other) const { return CpuFeatures(bits_ & ~other.bits_); }
   friend constexpr bool operator==(CpuFeatures, CpuFeatures) = default;
 
  private:
@@ -57,7 +58,8 @@ class CpuFeatures {
 };
 
 /// Returns the features that the CPU and the operating system support, limited by the environment variable
-/// MANTISSA_MAX_ISA, so that one machine can test the code of lesser ones. It is decided at the first call.
+/// MANTISSA_MAX_ISA, so that one machine can test the code of lesser ones. AMX is among them only if Linux grants this
+/// process its tiles. It is decided at the first call.
 ///
 /// Errors: c10::ValueError if the variable names no tier.
 CpuFeatures cpu_features();
@@ -76,7 +78,8 @@ enum class CpuTier {
   kAvx2,        ///< AVX2, FMA and F16C: x86 of 2013 and later
   kAvx512,      ///< kAvx2 and AVX-512 F, BW, DQ and VL
   kAvx512Vnni,  ///< kAvx512 and AVX512-VNNI
-  kAvx512Bf16   ///< kAvx512Vnni and AVX512-BF16; every CPU that has the second has the first
+  kAvx512Bf16,  ///< kAvx512Vnni and AVX512-BF16; every CPU that has the second has the first
+  kAmxBf16      ///< kAvx512Bf16 and AMX's tiles with products of bfloat16: Intel Xeon of 2023 and later
 };
 bool operator<(CpuTier, CpuTier) = delete;
 bool operator>(CpuTier, CpuTier) = delete;
@@ -99,6 +102,9 @@ constexpr CpuFeatures features_of(CpuTier tier) {
       return kAvx512 | CpuFeatures{CpuFeature::kAvx512Vnni};
     case CpuTier::kAvx512Bf16:
       return kAvx512 | CpuFeatures{CpuFeature::kAvx512Vnni, CpuFeature::kAvx512Bf16};
+    case CpuTier::kAmxBf16:
+      return kAvx512 | CpuFeatures{CpuFeature::kAvx512Vnni, CpuFeature::kAvx512Bf16, CpuFeature::kAmxTile,
+                                   CpuFeature::kAmxBf16};
   }
   return {};
 }
@@ -114,7 +120,7 @@ CpuTier cpu_tier();
 /// Returns best_tier(hardware_cpu_features()).
 CpuTier hardware_cpu_tier();
 
-/// Returns "generic", "avx2", "avx512", "avx512_vnni" or "avx512_bf16", the values of MANTISSA_MAX_ISA.
+/// Returns "generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16" or "amx_bf16", the values of MANTISSA_MAX_ISA.
 std::string tier_name(CpuTier tier);
 
 /// Returns those of `features` that the tier named `cap` needs; all of them for nullptr and "".

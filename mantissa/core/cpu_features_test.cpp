@@ -41,7 +41,7 @@ TEST(CpuFeatures, HaveDistinctBitsAndNames) {
 /// Without any one of these features the kernels of a tier must not run, although an ordering of tiers would
 /// allow it.
 TEST(CpuFeatures, AMissingOneRulesOutTheTiersThatNeedIt) {
-  const CpuFeatures all = features_of(CpuTier::kAvx512Bf16);
+  const CpuFeatures all = features_of(CpuTier::kAmxBf16);
   for (int i = 0; i < kCpuFeatures; ++i) {
     CpuFeatures others;
     for (int j = 0; j < kCpuFeatures; ++j)
@@ -51,7 +51,7 @@ TEST(CpuFeatures, AMissingOneRulesOutTheTiersThatNeedIt) {
           << tier_name(tier) << " without " << cpu_feature_name(feature_at(i));
   }
   EXPECT_EQ(best_tier({CpuFeature::kNeon}), CpuTier::kGeneric);
-  EXPECT_EQ(best_tier({CpuFeature::kAmxTile, CpuFeature::kAvx512Bf16}), CpuTier::kGeneric);
+  EXPECT_EQ(best_tier({CpuFeature::kAmxTile, CpuFeature::kAmxBf16}), CpuTier::kGeneric);
 }
 
 TEST(CpuTier, OneThatIncludesAnotherComesAfterIt) {
@@ -81,7 +81,7 @@ TEST(CpuTier, AnUnknownCapIsAnErrorThatListsTheTiers) {
       FAIL() << cap;
     } catch (const c10::ValueError& error) {
       EXPECT_THAT(error.what_without_backtrace(),
-                  testing::HasSubstr("generic, avx2, avx512, avx512_vnni, avx512_bf16"));
+                  testing::HasSubstr("generic, avx2, avx512, avx512_vnni, avx512_bf16, amx_bf16"));
       EXPECT_THAT(error.what_without_backtrace(), testing::HasSubstr("MANTISSA_MAX_ISA=" + std::string(cap)));
     }
   }

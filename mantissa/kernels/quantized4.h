@@ -78,7 +78,8 @@ struct DequantizeRows4 {
 ///           size is at least 1. A bias is an addend whose row stride is 0.
 /// Numerics: those of Gemm, with the dequantized weight as a float32 operand, which is rounded to the 16-bit
 ///           type of a. Up to three rows times w^T are an exception, if the rows of w are whole blocks: there
-///           the weight is not rounded, and the scale of a block multiplies the sum over the block.
+///           the weight is not rounded, and the scale of a block multiplies the sum over the block. Tier amx_bf16
+///           multiplies the bf16 numbers whose sum a value is: see docs/cpu-kernels-numerics.md.
 /// Errors:   none; `out` must not overlap a.
 struct Product4 {
   int64_t m = 0;

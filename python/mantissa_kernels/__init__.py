@@ -94,7 +94,7 @@ _pack = None
 
 
 def tier() -> str:
-    """Returns the tier in use: ``generic``, ``avx2``, ``avx512``, ``avx512_vnni`` or ``avx512_bf16``. ``MANTISSA_MAX_ISA`` limits it."""
+    """Returns the tier in use: ``generic``, ``avx2``, ``avx512``, ``avx512_vnni``, ``avx512_bf16`` or ``amx_bf16``. ``MANTISSA_MAX_ISA`` limits it."""
     return str(_library.tier())
 
 

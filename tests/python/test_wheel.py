@@ -38,7 +38,7 @@ def test_importing_switches_on(installed):
     done = run_python(installed, """
 import mantissa_kernels as kernels, pathlib, sys, torch
 assert pathlib.Path(kernels.__file__).with_name("py.typed").exists()
-assert kernels.enabled() and kernels.tier() in ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+assert kernels.enabled() and kernels.tier() in ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16")
 a = torch.randn(40, 40).half()
 ours = a @ a
 torch.testing.assert_close(ours.double(), a.double() @ a.double(), rtol=2**-10, atol=2**-10)

@@ -156,8 +156,8 @@ struct Shape {
 
 Shape shape_of_low_bit(KernelFamily family, Size size) {
   if (family == KernelFamily::kFewRows4Bit) return {1, 1024, 1024};
-  if (size == Size::kTypical) return {64, 512, 512};
-  return {size == Size::kSmall ? 16 : 64, 192, 192};
+  if (size == Size::kTypical) return {128, 512, 512};
+  return {size == Size::kSmall ? 96 : 384, 128, 128};  // so many rows that every kernel of a tier takes part
 }
 
 /// Codes and scales do not matter for the time.

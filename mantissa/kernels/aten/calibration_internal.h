@@ -26,7 +26,8 @@ struct SmallCalls {
 
 /// False if the small calls show that libtorch has no 16-bit products for this CPU: its kernel may then take a hundred times
 /// as long as ours, which is no time to spend on a typical call. What oneDNN takes to start, 30 to 200 us, does not count:
-/// four times the work takes as long there, and with AMX its large products are the fastest.
+/// four times the work takes as long there, and with AMX its large products are the fastest. More than 300 us over ours is
+/// taken for a slow kernel and not for a start, because four times of it could take too long.
 bool can_win_typical_call(const SmallCalls& small);
 
 /// Times the kernels of each contest in its order; the last kernel is libtorch's. Our tiers are timed on a

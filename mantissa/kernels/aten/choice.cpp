@@ -49,6 +49,8 @@ bool has_pairs(KernelFamily family, at::ScalarType dtype) {
 /// True if a family has a build of its own for a tier.
 bool has_build(KernelFamily family, at::ScalarType dtype, CpuTier tier) {
   if (tier == CpuTier::kAvx512Vnni) return family == KernelFamily::kProductInt8;
+  if (tier == CpuTier::kAmxBf16)
+    return family == KernelFamily::kProduct4Bit || family == KernelFamily::kGradient4Bit;
   return tier != CpuTier::kAvx512Bf16 || has_pairs(family, dtype);
 }
 

@@ -9,7 +9,8 @@ namespace mantissa {
 
 /// The speed of one kernel when the choice was made.
 struct KernelTiming {
-  std::string kernel;  ///< "libtorch", or a tier's name: "avx2", "avx512", "avx512_bf16", "generic"
+  std::string
+      kernel;  ///< "libtorch", or a tier's name: "avx2", "avx512", "avx512_bf16", "amx_bf16", "generic"
   double seconds = 0;  ///< processor time of one call, on one thread
 };
 

@@ -172,8 +172,8 @@ TEST_F(Choice, BadPinsNameTheCureAndChangeNothing) {
   EXPECT_THAT(error("product="), HasSubstr("there is no kernel ''"));
   EXPECT_THAT(error("generic,"), HasSubstr("there is no kernel ''"));
   EXPECT_EQ(product(kBf16), Kernel{CpuTier::kGeneric});
-  if (cpu_tier() == CpuTier::kAvx512Bf16) return;
-  EXPECT_THAT(error("avx512_bf16"), HasSubstr("this CPU runs kernels up to tier"));
+  if (cpu_tier() == CpuTier::kAmxBf16) return;
+  EXPECT_THAT(error("amx_bf16"), HasSubstr("this CPU runs kernels up to tier"));
 }
 
 TEST_F(Choice, ACheckpointsChoicesYieldToTheUsers) {

@@ -395,10 +395,17 @@ TEST_F(Convolutions, ModulesUnbatchedImagesAndInferenceModeReachThem) {
   EXPECT_TRUE(same_bits(z, y.detach()));
 }
 
-/// y.sum().backward() passes one value as a whole gradient.
+/// Pins all kernels to libtorch's, and to the CPU's tier again at the end, also where an assertion ends the test.
+struct PinnedToLibtorch {
+  PinnedToLibtorch() { pin_cpu_kernels("libtorch"); }
+  ~PinnedToLibtorch() { pin_cpu_kernels(tier_name(cpu_tier())); }
+  PinnedToLibtorch(const PinnedToLibtorch&) = delete;
+  PinnedToLibtorch& operator=(const PinnedToLibtorch&) = delete;
+};
+
 /// oneDNN leaves the gradients of taps that read only padding unwritten, in bf16 with AMX.
 TEST_F(Convolutions, TapsThatReadOnlyPaddingHaveNoGradient) {
-  pin_cpu_kernels("libtorch");
+  const PinnedToLibtorch pinned;
   const Case last_stage{"", {32, 256, 1, 1}, {256, 256, 3, 3}, {2}, {1}};
   const auto numbers = [](at::IntArrayRef sizes) { return at::randn(sizes, at::kBFloat16); };
   const at::Tensor x = numbers(last_stage.input), w = numbers(last_stage.weight),
@@ -410,9 +417,9 @@ TEST_F(Convolutions, TapsThatReadOnlyPaddingHaveNoGradient) {
     EXPECT_EQ(gradient.count_nonzero().item<int64_t>(),
               gradient.select(3, 1).select(2, 1).count_nonzero().item<int64_t>());
   }
-  pin_cpu_kernels(tier_name(cpu_tier()));
 }
 
+/// y.sum().backward() passes one value as a whole gradient.
 TEST_F(Convolutions, GradientsMayBeExpanded) {
   const Case c{"", {2, 6, 8, 9}, {10, 6, 3, 3}, {1}, {1}};
   const at::Tensor x = at::randn(c.input).to(at::kHalf), w = at::randn(c.weight).to(at::kHalf);

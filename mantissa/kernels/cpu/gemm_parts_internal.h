@@ -55,9 +55,10 @@ inline Grid grid_for(const Gemm& g, const MicroTile& tile, int64_t parts) {
   return best;
 }
 
-/// Calls run(part, scratch) for parts that together are the whole product.
-template <typename Run>
-void for_each_part(const Gemm& g, const MicroTile& tile, const Run& run) {
+/// Calls run(part, scratch) for parts that together are the whole product. scratch_of(rows, cols) is the working
+/// memory of the thread that calls it, for parts of up to rows x cols.
+template <typename ScratchOf, typename Run>
+void for_each_part(const Gemm& g, const MicroTile& tile, const ScratchOf& scratch_of, const Run& run) {
   const int64_t threads = threads_for(g.m * g.n * g.k * g.batch * g.terms);
   // Each task is a whole matrix, unless there are so few matrices that some threads would wait for others.
   const bool many = g.batch % threads == 0 || g.batch >= 8 * threads;
@@ -65,8 +66,7 @@ void for_each_part(const Gemm& g, const MicroTile& tile, const Run& run) {
   const int64_t parts = grid.rows * grid.cols, tasks = parts * g.batch;
 
   at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
-    const GemmScratch scratch =
-        scratch_for(tile, std::min(g.m, grid.row_step), std::min(g.n, grid.col_step), g.k);
+    const auto scratch = scratch_of(std::min(g.m, grid.row_step), std::min(g.n, grid.col_step));
     for (const auto task : c10::irange(begin, end)) {
       const int64_t row = task % parts / grid.cols * grid.row_step, col = task % grid.cols * grid.col_step;
       run(GemmPart{task / parts, row, std::min(g.m, row + grid.row_step), col,
@@ -74,6 +74,12 @@ void for_each_part(const Gemm& g, const MicroTile& tile, const Run& run) {
           scratch);
     }
   });
+}
+
+template <typename Run>
+void for_each_part(const Gemm& g, const MicroTile& tile, const Run& run) {
+  for_each_part(
+      g, tile, [&](int64_t rows, int64_t cols) { return scratch_for(tile, rows, cols, g.k); }, run);
 }
 
 }  // namespace mantissa::kernels::cpu

@@ -5,7 +5,8 @@
 // members:
 //
 //   Single               the tier's V with kSteps = 1, which is V itself unless V packs pairs
-//   pair(first, second)  if V packs pairs: the pairs of the lanes, rounded to bf16
+//   kTerms               if V packs pairs: the bf16 numbers whose sum is a value; 1 rounds the value to bf16
+//   store_pairs(to, first, second)   if V packs pairs: stores the pairs of the lanes, one vector for each term
 
 #include <cstdint>
 #include <utility>
@@ -31,7 +32,7 @@ struct Operands4 : GemmOperands<V> {
     const bool is_plain = w.cols % (transposed ? kWord : kLanes) == 0;
     const Element element = this->g.a.element;
     if (!is_plain) return pack_chunks(block, to);
-    if constexpr (V::kSteps == 2) return pack_as<void>(block, to);
+    if constexpr (is_rounded_by_pairing()) return pack_as<Elements<V, Element::kFloat32>>(block, to);
     if (element == Element::kBFloat16)
       return pack_as<Elements<V, Element::kFloat32, Element::kBFloat16>>(block, to);
     if (element == Element::kFloat16)
@@ -41,9 +42,16 @@ struct Operands4 : GemmOperands<V> {
 
   const Weight4& w;
   const bool transposed;
+  const int shift =
+      __builtin_ctzll(static_cast<uint64_t>(w.block));  ///< a division per vector takes longer than decoding
   const typename V::Table table;
 
  private:
+  static constexpr bool is_rounded_by_pairing() {
+    if constexpr (V::kSteps == 2) return V::kTerms == 1;
+    return false;
+  }
+
   template <class Rounded>
   void pack_as(const PackedBlock& block, float* to) const {
     transposed ? pack_words<Rounded>(block, to) : pack_rows<Rounded>(block, to);
@@ -53,7 +61,7 @@ struct Operands4 : GemmOperands<V> {
   template <class Rounded>
   [[gnu::always_inline]] inline void store_steps(float* to, Float first, Float second) const {
     if constexpr (V::kSteps == 2) {
-      V::store(to, V::pair(first, second));
+      V::store_pairs(to, Rounded::widen(first), Rounded::widen(second));
     } else {
       V::store(to, Rounded::widen(first));
       V::store(to + kNR, Rounded::widen(second));
@@ -107,7 +115,7 @@ struct Operands4 : GemmOperands<V> {
   /// The values of kLanes columns from `column` on, in row k.
   [[gnu::always_inline]] inline Float row_values(int64_t k, int64_t column) const {
     const int64_t index = k * w.cols + column;
-    return V::mul(V::decode(table, w.codes + index / 2), V::set(w.absmax[index / w.block]));
+    return V::mul(V::decode(table, w.codes + index / 2), V::set(w.absmax[index >> shift]));
   }
 
   /// Packs w. The lanes are columns of the weight, whose codes are adjacent.
@@ -121,7 +129,7 @@ struct Operands4 : GemmOperands<V> {
         store_steps<Rounded>(out, row_values(k, column), row_values(k + 1, column));
       if (k == end) continue;
       if constexpr (V::kSteps == 2) {
-        V::store(out, V::pair(row_values(k, column), V::zero()));
+        V::store_pairs(out, Rounded::widen(row_values(k, column)), V::zero());
       } else {
         V::store(out, Rounded::widen(row_values(k, column)));
       }
@@ -142,9 +150,18 @@ struct Operands4 : GemmOperands<V> {
                                          : (block.k + k + line) * w.cols + block.begin;
         decode_run<Single, Plain>(w, single_table, first, length, values + line * line_step);
       }
-      pack<V, kNR>(Element::kFloat32, this->g.a.element,
-                   {values, transposed ? kChunk4 : 1, transposed ? 1 : kNR, block.count}, block.count, depth,
-                   to + k / V::kSteps * kNR);
+      const MicroPanels panels{values, transposed ? kChunk4 : 1, transposed ? 1 : kNR, block.count};
+      if constexpr (V::kSteps == 1) {
+        pack<V, kNR>(Element::kFloat32, this->g.a.element, panels, block.count, depth,
+                     to + k / V::kSteps * kNR);
+      } else {
+        alignas(64) float steps[kChunk4 * kNR + kGemmSlack];
+        pack<Single, kNR>(Element::kFloat32, this->g.a.element, panels, block.count, depth, steps);
+        for (int64_t step = 0; step < depth; step += 2)
+          for (int64_t v = 0; v < block.count; v += kLanes)
+            V::store_pairs(to + (k + step) / 2 * kNR + v, V::load(steps + step * kNR + v),
+                           step + 1 < depth ? V::load(steps + (step + 1) * kNR + v) : V::zero());
+      }
     }
   }
 };

@@ -21,11 +21,22 @@ void multiply_few_rows(const Product4& problem, const Gemm& g, const Quantized4B
   });
 }
 
+void multiply_in_tiles(const Product4& problem, const Gemm& g, const Quantized4Build& build) {
+  const auto scratch_of = [&](int64_t rows, int64_t cols) {
+    const TileScratch4 size = tile_scratch4(terms_of4(problem.a.element), rows, cols);
+    return thread_scratch(size.rows + size.panel + size.sums);
+  };
+  for_each_part(g, {kTile4, kTile4}, scratch_of,
+                [&](const GemmPart& part, float* scratch) { build.tiles(problem, g, part, scratch); });
+}
+
 }  // namespace
 
 const std::vector<Quantized4Build>& quantized4_builds() {
   static const std::vector<Quantized4Build> builds = {
 #if defined(__x86_64__)
+    {CpuTier::kAmxBf16, avx512::quantize4, avx512::dequantize4, avx512::dequantize_rows4,
+     avx512_bf16::product4, avx512::arrange_rows4, avx512::few_rows4, 12, 32, amx_bf16::tiles4},
     {CpuTier::kAvx512Bf16, avx512::quantize4, avx512::dequantize4, avx512::dequantize_rows4,
      avx512_bf16::product4, avx512::arrange_rows4, avx512::few_rows4, 12, 32},
     {CpuTier::kAvx512, avx512::quantize4, avx512::dequantize4, avx512::dequantize_rows4, avx512::product4,
@@ -66,6 +77,8 @@ void dequantize_rows4(const DequantizeRows4& problem, const Quantized4Build& bui
 void product4(const Product4& problem, const Quantized4Build& build) {
   const Gemm g = gemm_of(problem);
   if (build.few_rows != nullptr && is_few_rows4(problem)) return multiply_few_rows(problem, g, build);
+  if (build.tiles != nullptr && problem.m >= first_rows_in_tiles4(problem.a.element))
+    return multiply_in_tiles(problem, g, build);
   for_each_part(g, {build.mr, build.nr}, [&](const GemmPart& part, const GemmScratch& scratch) {
     build.product(problem, g, part, scratch);
   });

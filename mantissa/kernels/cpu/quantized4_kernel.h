@@ -27,6 +27,34 @@ using FewRows4Part = void(const Product4&, const Gemm&, const float* arranged, i
                           float* sums);
 constexpr int64_t kStrip4 = 64;
 
+/// The product in tiles of AMX: micro-tiles of kTile4 x kTile4 and blocks of kTileKC4 steps of k. `scratch` has the
+/// floats of tile_scratch4() and is 64-byte aligned.
+constexpr int64_t kTile4 = 32, kTileKC4 = 256;
+using Tiles4Part = void(const Product4&, const Gemm&, const GemmPart&, float* scratch);
+
+/// The number of bf16 numbers whose sum is a value of `element`.
+template <class Build = void>
+constexpr int64_t terms_of4(Element element) {
+  return element == Element::kBFloat16 ? 1 : element == Element::kFloat16 ? 2 : 3;
+}
+
+/// The rows from which on tiles are faster. With fewer, splitting the weight takes longer than it saves.
+template <class Build = void>
+constexpr int64_t first_rows_in_tiles4(Element element) {
+  return element == Element::kBFloat16 ? 8 : element == Element::kFloat16 ? 64 : 96;
+}
+
+/// The floats of packed rows, of one packed panel, and of the sums of rows x cols.
+struct TileScratch4 {
+  int64_t rows, panel, sums;
+};
+template <class Build = void>
+constexpr TileScratch4 tile_scratch4(int64_t terms, int64_t rows, int64_t cols) {
+  const int64_t lines = (rows < kGemmSumRows ? rows + kTile4 - 1 : kGemmSumRows) / kTile4 * kTile4;
+  const int64_t lanes = (cols < kGemmNC ? cols + kTile4 - 1 : kGemmNC) / kTile4 * kTile4;
+  return {lines * kTileKC4 / 2 * terms, kTile4 * kTileKC4 / 2 * terms, lines * lanes};
+}
+
 /// True if a product has so few rows, and each row of the weight is a whole number of blocks.
 template <class Build = void>
 constexpr bool is_few_rows4(const Product4& p) {
@@ -76,6 +104,9 @@ FewRows4Part few_rows4;
 }  // namespace avx512
 namespace avx512_bf16 {
 Product4Part product4;
+}
+namespace amx_bf16 {
+Tiles4Part tiles4;
 }
 
 }  // namespace mantissa::kernels::cpu

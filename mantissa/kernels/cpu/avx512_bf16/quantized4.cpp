@@ -8,7 +8,7 @@ namespace {
 
 struct Vectors4 : avx512::Avx512Code4 {
   using Single = avx512::Avx512Code4;
-  static constexpr int kSteps = 2;
+  static constexpr int kSteps = 2, kTerms = 1;
 
   static Float multiply_packed(Float a, Float b, Float c) { return Avx512Bf16::multiply_packed(a, b, c); }
   template <int kWidth>
@@ -17,6 +17,9 @@ struct Vectors4 : avx512::Avx512Code4 {
     Avx512Bf16::pack_pairs<kWidth>(element, panels, width, depth, to);
   }
 
+  static void store_pairs(float* to, Float first, Float second) { store(to, pair(first, second)); }
+
+ private:
   static Float pair(Float first, Float second) {
     alignas(64) static constexpr uint16_t kInTurn[] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                        21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
