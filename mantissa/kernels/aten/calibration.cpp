@@ -156,8 +156,9 @@ struct Shape {
 
 Shape shape_of_low_bit(KernelFamily family, Size size) {
   if (family == KernelFamily::kFewRows4Bit) return {1, 1024, 1024};
-  if (size == Size::kTypical) return {128, 512, 512};
-  return {size == Size::kSmall ? 96 : 384, 128, 128};  // so many rows that every kernel of a tier takes part
+  // As many rows as in training: what it costs to decode or to split the weight is spread over them.
+  if (size == Size::kTypical) return {256, 512, 256};
+  return {size == Size::kSmall ? 256 : 1024, 128, 128};
 }
 
 /// Codes and scales do not matter for the time.
