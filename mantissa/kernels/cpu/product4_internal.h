@@ -26,11 +26,14 @@ struct Operands4 : GemmOperands<V> {
   static constexpr int64_t kChunk4 = 64;  ///< steps of k that are decoded one by one and then packed
 
   Operands4(const Gemm& gemm, const Weight4& weight, bool is_transposed)
-      : GemmOperands<V>{gemm}, w(weight), transposed(is_transposed), table(table_of<V>(weight.code)) {}
+      : GemmOperands<V>{gemm},
+        w(weight),
+        transposed(is_transposed),
+        element(gemm.a.element),
+        table(table_of<V>(weight.code)) {}
 
   void pack_b(const PackedBlock& block, float* to) const {
     const bool is_plain = w.cols % (transposed ? kWord : kLanes) == 0;
-    const Element element = this->g.a.element;
     if (!is_plain) return pack_chunks(block, to);
     if constexpr (is_rounded_by_pairing()) return pack_as<Elements<V, Element::kFloat32>>(block, to);
     if (element == Element::kBFloat16)
@@ -42,6 +45,7 @@ struct Operands4 : GemmOperands<V> {
 
   const Weight4& w;
   const bool transposed;
+  const Element element;  ///< of a, to which the weight is rounded
   const int shift =
       __builtin_ctzll(static_cast<uint64_t>(w.block));  ///< a division per vector takes longer than decoding
   const typename V::Table table;
@@ -152,11 +156,10 @@ struct Operands4 : GemmOperands<V> {
       }
       const MicroPanels panels{values, transposed ? kChunk4 : 1, transposed ? 1 : kNR, block.count};
       if constexpr (V::kSteps == 1) {
-        pack<V, kNR>(Element::kFloat32, this->g.a.element, panels, block.count, depth,
-                     to + k / V::kSteps * kNR);
+        pack<V, kNR>(Element::kFloat32, element, panels, block.count, depth, to + k / V::kSteps * kNR);
       } else {
         alignas(64) float steps[kChunk4 * kNR + kGemmSlack];
-        pack<Single, kNR>(Element::kFloat32, this->g.a.element, panels, block.count, depth, steps);
+        pack<Single, kNR>(Element::kFloat32, element, panels, block.count, depth, steps);
         for (int64_t step = 0; step < depth; step += 2)
           for (int64_t v = 0; v < block.count; v += kLanes)
             V::store_pairs(to + (k + step) / 2 * kNR + v, V::load(steps + step * kNR + v),

@@ -158,11 +158,11 @@ void multiply(const float* a, const float* b, int64_t depth, float* sums, bool a
     _tile_zero(2);
     _tile_zero(3);
   }
-  const auto load_a = [&](int term) __attribute__((always_inline)) {
+  const auto load_a = [&](int64_t term) __attribute__((always_inline)) {
     _tile_loadd(4, a + term * 2 * kTileFloats, 64);
     _tile_loadd(5, a + (term * 2 + 1) * kTileFloats, 64);
   };
-  const auto load_b = [&](int term) __attribute__((always_inline)) {
+  const auto load_b = [&](int64_t term) __attribute__((always_inline)) {
     _tile_loadd(6, b + term * kPanelFloats, kLine);
     _tile_loadd(7, b + term * kPanelFloats + 16, kLine);
   };
@@ -196,7 +196,7 @@ void multiply(const float* a, const float* b, int64_t depth, float* sums, bool a
       load_b(0);
       add_products();
     }
-    a += kTerms * 2 * kTileFloats;
+    a += kTileFloats * 2 * kTerms;
     b += kDeep / 2 * kTile4;
   }
   each_sum([](float* s0, float* s1, float* s2, float* s3) __attribute__((always_inline)) {
