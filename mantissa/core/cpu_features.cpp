@@ -7,8 +7,6 @@
 #include <sstream>
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 #include <c10/util/Exception.h>
@@ -80,12 +78,6 @@ CpuFeatures detect() {
   return features;
 }
 
-/// Asks Linux for AMX's tiles, which a process may not use before. A sandbox can refuse them.
-bool are_tiles_granted() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
 std::string model() {
   uint32_t words[12] = {}, signature = 0, unused = 0;
   constexpr uint32_t kFirst = 0x80000002;  // three leaves of 16 letters each
@@ -110,16 +102,8 @@ CpuFeatures detect() {
   return {};
 #endif
 }
-bool are_tiles_granted() { return false; }
 std::string model() { return ""; }
 #endif
-
-/// Returns `features` without AMX if they include it and the process gets no tiles.
-CpuFeatures usable(CpuFeatures features) {
-  if (!features.has(CpuFeature::kAmxTile) || are_tiles_granted()) return features;
-  return features.without(
-      {CpuFeature::kAmxTile, CpuFeature::kAmxInt8, CpuFeature::kAmxBf16, CpuFeature::kAmxFp16});
-}
 
 }  // namespace
 
@@ -130,7 +114,7 @@ CpuFeatures hardware_cpu_features() {
 
 CpuFeatures cpu_features() {
   static const CpuFeatures features =
-      usable(capped_cpu_features(hardware_cpu_features(), std::getenv("MANTISSA_MAX_ISA")));
+      capped_cpu_features(hardware_cpu_features(), std::getenv("MANTISSA_MAX_ISA"));
   return features;
 }
 

@@ -47,7 +47,6 @@ class CpuFeatures {
   friend constexpr CpuFeatures operator&(CpuFeatures a, CpuFeatures b) {
     return CpuFeatures(a.bits_ & b.bits_);
   }
-  constexpr CpuFeatures without(CpuFeatures other) const { return CpuFeatures(bits_ & ~other.bits_); }
   friend constexpr bool operator==(CpuFeatures, CpuFeatures) = default;
 
  private:
@@ -58,8 +57,7 @@ class CpuFeatures {
 };
 
 /// Returns the features that the CPU and the operating system support, limited by the environment variable
-/// MANTISSA_MAX_ISA, so that one machine can test the code of lesser ones. AMX is among them only if Linux grants this
-/// process its tiles. It is decided at the first call.
+/// MANTISSA_MAX_ISA, so that one machine can test the code of lesser ones. It is decided at the first call.
 ///
 /// Errors: c10::ValueError if the variable names no tier.
 CpuFeatures cpu_features();

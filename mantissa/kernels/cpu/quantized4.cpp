@@ -1,6 +1,10 @@
 #include "mantissa/kernels/cpu/quantized4.h"
 
 #include <algorithm>
+#if defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "mantissa/kernels/cpu/builds_internal.h"
 #include "mantissa/kernels/cpu/gemm_parts_internal.h"
@@ -19,6 +23,23 @@ void multiply_few_rows(const Product4& problem, const Gemm& g, const Quantized4B
     alignas(64) float sums[kFewRows4 * kStrip4];
     build.few_rows(problem, g, arranged, begin, end, sums);
   });
+}
+
+/// Asks Linux for AMX's tiles, which a process may not use before; a sandbox can refuse them. It is asked no earlier than
+/// for the first product, because from then on a stack for signals must have room for the tiles.
+bool are_tiles_granted() {
+#if defined(__x86_64__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool are_granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return are_granted;
+#else
+  return false;
+#endif
+}
+
+bool takes_tiles(const Product4& problem, const Quantized4Build& build) {
+  return build.tiles != nullptr && problem.m >= first_rows_in_tiles4(problem.a.element) &&
+         are_tiles_granted();
 }
 
 void multiply_in_tiles(const Product4& problem, const Gemm& g, const Quantized4Build& build) {
@@ -77,8 +98,7 @@ void dequantize_rows4(const DequantizeRows4& problem, const Quantized4Build& bui
 void product4(const Product4& problem, const Quantized4Build& build) {
   const Gemm g = gemm_of(problem);
   if (build.few_rows != nullptr && is_few_rows4(problem)) return multiply_few_rows(problem, g, build);
-  if (build.tiles != nullptr && problem.m >= first_rows_in_tiles4(problem.a.element))
-    return multiply_in_tiles(problem, g, build);
+  if (takes_tiles(problem, build)) return multiply_in_tiles(problem, g, build);
   for_each_part(g, {build.mr, build.nr}, [&](const GemmPart& part, const GemmScratch& scratch) {
     build.product(problem, g, part, scratch);
   });

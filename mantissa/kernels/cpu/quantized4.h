@@ -18,7 +18,7 @@ struct Quantized4Build {
   ArrangeRows4* arrange_rows;  ///< null: product() also computes a few rows
   FewRows4Part* few_rows;
   int64_t mr, nr;               ///< see GemmBuild
-  Tiles4Part* tiles = nullptr;  ///< for products of at least first_rows_in_tiles4()
+  Tiles4Part* tiles = nullptr;  ///< for products of at least first_rows_in_tiles4(), if Linux grants tiles
 };
 
 /// The best build comes first; the last one runs on any CPU.
