@@ -55,23 +55,35 @@ std::vector<std::string> in_json(const std::vector<std::string>& names) {
   return kept;
 }
 
+constexpr const char *kTrainSamples = "train_samples", *kValSamples = "val_samples";
+
+/// Errors: Json::exception for one number without the other, and for what is no number of samples.
+std::optional<DataSizes> sizes_in(const Json& json) {
+  if (!json.contains(kTrainSamples) && !json.contains(kValSamples)) return std::nullopt;
+  const auto number = [&](const char* key) { return json.at(key).get_ref<const uint64_t&>(); };
+  return DataSizes{static_cast<int64_t>(number(kTrainSamples)), static_cast<int64_t>(number(kValSamples))};
+}
+
 }  // namespace
 
-void save_names(const DataNames& names, const std::filesystem::path& run) {
+void save_record(const DataRecord& record, const std::filesystem::path& run) {
+  const DataNames& names = record.names;
   Json json;
   if (!names.classes.empty()) json["classes"] = names.classes;
   if (!names.columns.empty()) json["columns"] = names.columns, json["target"] = names.target;
   if (!names.dtype.empty()) json["dtype"] = names.dtype;
+  if (record.sizes) json[kTrainSamples] = record.sizes->train, json[kValSamples] = record.sizes->val;
   if (json.is_null()) return;
-  write_file_atomically(run / kDataNames, dump(json) + "\n", Links::kReplace);
+  write_file_atomically(run / kDataRecord, dump(json) + "\n", Links::kReplace);
 }
 
-DataNames load_names(const std::filesystem::path& run) {
-  const std::filesystem::path file = run / kDataNames;
+DataRecord load_record(const std::filesystem::path& run) {
+  const std::filesystem::path file = run / kDataRecord;
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(file, ignored)) return {};
   std::ifstream in(file, std::ios::binary);
-  DataNames names;
+  DataRecord record;
+  DataNames& names = record.names;
   try {
     const Json json = Json::parse(in);
     const auto list = [&](const char* key) { return json.value(key, std::vector<std::string>()); };
@@ -79,17 +91,27 @@ DataNames load_names(const std::filesystem::path& run) {
              .columns = list("columns"),
              .target = json.value("target", std::string()),
              .dtype = json.value("dtype", std::string())};
+    record.sizes = sizes_in(json);
   } catch (const Json::exception&) {
-    names = {};  // refused below, as what names nothing
+    record = {};  // refused below, as what says nothing
   }
   const auto is_set = [](const std::vector<std::string>& all) {
     return std::set<std::string>(all.begin(), all.end()).size() == all.size();
   };
-  TORCH_CHECK_VALUE((!names.classes.empty() || !names.dtype.empty()) && is_set(names.classes) &&
-                        is_set(names.columns) && names.columns.empty() == names.target.empty(),
+  const bool says_something = !names.classes.empty() || !names.dtype.empty() || record.sizes;
+  TORCH_CHECK_VALUE(says_something && is_set(names.classes) && is_set(names.columns) &&
+                        names.columns.empty() == names.target.empty(),
                     "'", file.string(),
-                    "' is damaged: it does not say what the run calls its classes; restore it from a copy");
-  return names;
+                    "' is damaged: it does not say what the run knows of its data; restore it from a copy");
+  return record;
+}
+
+void check_sizes(const DataSizes& run, const DataSizes& now, const std::string& data) {
+  TORCH_CHECK_VALUE(run.train == now.train && run.val == now.val, "--data ", data, " has ", now.train,
+                    " samples to train on and ", now.val, " to validate on, and the run began with ",
+                    run.train, " and ", run.val,
+                    ": on other data it may train on samples that it has held out; give the data it began "
+                    "with as --data, or begin another run: fit --weights");
 }
 
 std::shared_ptr<const Dataset> number_as_in(const std::vector<std::string>& run,

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,12 +22,28 @@ struct DataNames {
   std::string dtype = {};  ///< of the values in arrays: "uint8", which are divided by 255, or "float32"
 };
 
-/// Writes the names to a run's folder. Without names, writes nothing.
-void save_names(const DataNames& names, const std::filesystem::path& run);
+/// The numbers of samples to train on and to validate on. They decide which samples are held out, so a run that is resumed needs
+/// the same ones.
+struct DataSizes {
+  int64_t train = 0, val = 0;
+};
 
-/// Returns the names that a run has kept, or none.
+/// What a run keeps of its data.
+struct DataRecord {
+  DataNames names = {};
+  std::optional<DataSizes> sizes = {};  ///< nothing for a run that has not kept them
+};
+
+/// Writes the record to a run's folder.
+void save_record(const DataRecord& record, const std::filesystem::path& run);
+
+/// Returns what a run has kept, which may be nothing.
 /// Errors: c10::ValueError for a damaged file.
-DataNames load_names(const std::filesystem::path& run);
+DataRecord load_record(const std::filesystem::path& run);
+
+/// Checks that data has the sizes of the run that is resumed on it.
+/// Errors: c10::ValueError that names both; `data` begins it.
+void check_sizes(const DataSizes& run, const DataSizes& now, const std::string& data);
 
 /// Returns the dataset, whose labels are positions in `classes`, with positions in the run's classes as labels.
 /// Errors: c10::ValueError that names a class that the run does not have; `data` begins it.

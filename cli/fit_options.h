@@ -56,9 +56,10 @@ struct FitOptions {
   std::vector<std::string> loggers, callbacks;
   std::vector<std::string> fallback;  ///< the modes after precision(), by their canonical names
   DivergenceMonitorOptions divergence;
-  /// What the run whose model reads the data calls its classes and columns; empty for a new run. These are no options.
+  /// What the run whose model reads the data calls its classes and columns; empty for a new run. These and the sizes are no options.
   DataNames names;
-  bool reads_labels = true;                                      ///< false for predictions, which need none
+  std::optional<DataSizes> sizes;  ///< those of the run that is resumed, which load_data() checks
+  bool reads_labels = true;        ///< false for predictions, which need none
   int64_t precision_every_n_steps = 0, error_every_n_steps = 0;  ///< of PrecisionMonitor; 0: unset
 
   /// The mode's canonical name, or "all".

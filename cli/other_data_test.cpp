@@ -174,19 +174,20 @@ TEST_F(OtherData, ClassesAndColumnsOfATableAreFoundByTheirNames) {
   expect_error(run("test run --quiet --data csv:bad.csv"), 1,
                {"'bad.csv' has the class 'elms', which is none of the 3 classes", "did you mean 'elm'?"});
   // A run is continued with its own numbers, although its first class is gone.
-  const size_t header = table.find('\n') + 1;
-  std::string without = table.substr(0, header);
-  for (size_t begin = header; begin < table.size(); begin = table.find('\n', begin) + 1) {
-    const std::string line = table.substr(begin, table.find('\n', begin) + 1 - begin);
-    if (line.find("ash") == std::string::npos) without += line;
+  const std::string ash = ",ash\n";
+  for (size_t at = table.find(ash); at != std::string::npos; at = table.find(ash, at)) {
+    table.replace(at, ash.size(), ",elm\n");
+    table[table.rfind('\n', at) + 1] = '1';
   }
-  write("trees.csv", without);
+  write("trees.csv", table);
   const Outcome resumed = run("resume run --quiet --max-epochs 31 --json -");
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   EXPECT_EQ(json::parse(resumed.out)["val_accuracy"], 1);
   const std::string names = read(folder_ / "run/data.json");
-  for (const char* const bad : {"", "[]", "{}", R"({"classes": []})", R"({"classes": ["a", "a"]})",
-                                R"({"classes": 3})", R"({"classes": ["a"], "columns": ["b"]})"}) {
+  for (const char* const bad :
+       {"", "[]", "{}", R"({"classes": []})", R"({"classes": ["a", "a"]})", R"({"classes": 3})",
+        R"({"classes": ["a"], "columns": ["b"]})", R"({"train_samples": 48})",
+        R"({"train_samples": 48, "val_samples": -1})", R"({"train_samples": 48, "val_samples": "12"})"}) {
     write("run/data.json", bad);
     expect_error(run("test run --quiet"), 1, {"data.json' is damaged"});
   }

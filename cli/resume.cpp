@@ -98,7 +98,7 @@ void resume(const ResumeCommand& command) {
   check_is_no_input(command.json, inputs_of(o));
   const InterruptScope interrupt;
   std::FILE* const to = command.json == "-" ? stderr : stdout;
-  const Json plan = command.plan ? plan_fit(o, to) : Json();
+  const Json plan = command.plan ? plan_fit(with_record(o, folder), to) : Json();
   const std::vector<Json> results{resume_fit(o, held, command.quiet, plan)};
   report(results, command.json, /*as_array=*/false);
   if (command.plan) print_measured(results, to);

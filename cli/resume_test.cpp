@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <random>
 
+#include <c10/util/StringUtil.h>
+
 #include <nlohmann/json.hpp>
 
 #include "cli/test_support_internal.h"
@@ -162,6 +164,30 @@ TEST_F(SavedRun, DataThatHasMovedIsFoundByItsFlag) {
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "whole/weights.safetensors"));
   EXPECT_EQ(run("validate run --quiet").status, 0) << "the run knows the place now";
+}
+
+TEST_F(SavedRun, DataOfAnotherSizeIsRefused) {
+  const auto write_rows = [&](const std::string& name, int rows) {
+    std::string table = "x,class\n";
+    for (int i = 0; i < rows; ++i) table += c10::str(i, ',', i % 2, '\n');
+    write(name, table);
+  };
+  const std::string words = "--data csv:table.csv --lr-schedule constant ";
+  write_rows("table.csv", 60), write_rows("more.csv", 75), write_rows("same.csv", 60);
+  ASSERT_EQ(fit(words + "--max-epochs 1 --output run").status, 0);
+  const std::vector<std::string> sizes{
+      "has 60 samples to train on and 15 to validate on, and the run began with 48 and 12",
+      "give the data it began with as --data, or begin another run: fit --weights"};
+  const std::string before = read(folder_ / "run/result.json");
+  for (const char* const plan : {"", " --plan"})
+    expect_error(run(std::string("resume run --max-epochs 2 --data csv:more.csv") + plan), 1, sizes);
+  EXPECT_EQ(read(folder_ / "run/result.json"), before);
+  EXPECT_EQ(run("validate run --quiet --data csv:more.csv").status, 0) << "other data is for measurements";
+  EXPECT_EQ(run("resume run --quiet --max-epochs 2 --data csv:same.csv").status, 0);
+  write_rows("same.csv", 75);
+  expect_error(run("resume run --max-epochs 3"), 1, sizes);  // it has changed in place
+  fs::remove(folder_ / "run/data.json");                     // as in a run from before sizes were kept
+  EXPECT_EQ(run("resume run --quiet --max-epochs 3").status, 0);
 }
 
 TEST_F(SavedRun, ItsFilesAreNoOutput) {

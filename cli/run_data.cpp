@@ -84,9 +84,17 @@ std::vector<std::string> inputs_of(const FitOptions& o) {
   return {path_of_data(o.data), o.tokenizer, o.weights, o.adapter};
 }
 
+FitOptions with_record(FitOptions o, const std::filesystem::path& folder) {
+  DataRecord record = load_record(folder);
+  o.names = std::move(record.names);
+  o.sizes = record.sizes;
+  return o;
+}
+
 Data load_data(const FitOptions& o) {
   Data data = kind_of(o.data).load(path_of_data(o.data), o);
   if (!data.val) std::tie(data.train, data.val) = hold_out(data.train, o);
+  if (o.sizes) check_sizes(*o.sizes, data.sizes(), o.data);
   if (data.input.kind == InputKind::kImages && data.input.classes == 1)
     TORCH_WARN("--data ", o.data, " has one class only, so there is nothing to learn");
   return numbered(std::move(data), o);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,7 +25,12 @@ ModelInput token_input(const FitOptions& options);
 /// Returns the files and folders that a command with these options reads, beside the folder of a run.
 std::vector<std::string> inputs_of(const FitOptions& options);
 
-/// Errors: c10::Error that names a missing, truncated or inconsistent file.
+/// Returns the options with what the run in `folder` has kept of its data.
+/// Errors: those of load_record().
+FitOptions with_record(FitOptions options, const std::filesystem::path& folder);
+
+/// Errors: c10::Error that names a missing, truncated or inconsistent file; c10::ValueError for other sizes than those of the run
+///         that is resumed.
 Data load_data(const FitOptions& options);
 
 /// Loads the data unsplit, as `val`, for trained models: the test part of an image set, or else all of the

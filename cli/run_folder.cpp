@@ -20,7 +20,7 @@ namespace {
 
 /// The files that show that a folder holds a run.
 constexpr std::array kFiles{"config.yaml", "metrics.csv", "metrics.jsonl", kModelConfig, kWeights,
-                            kResult,       kFallbacks,    kCheckpoints,    kDataNames};
+                            kResult,       kFallbacks,    kCheckpoints,    kDataRecord};
 /// A file that a run writes as well, but that is no sign of a run: TensorBoard's folders have it, too.
 constexpr const char* kHparams = "hparams.yaml";
 

@@ -19,8 +19,8 @@ inline constexpr const char* kModelConfig = "config.json";
 /// end, kResult does not exist, and kWeights contains the weights from before the resume.
 inline constexpr const char* kWeights = "weights.safetensors";
 inline constexpr const char* kResult = "result.json";
-/// What the run calls the classes and columns of its data.
-inline constexpr const char* kDataNames = "data.json";
+/// What the run calls the classes and columns of its data, and how many samples it has.
+inline constexpr const char* kDataRecord = "data.json";
 /// The changes of mode in a run that has diverged, as they happened.
 inline constexpr const char* kFallbacks = "fallbacks.json";
 

@@ -165,7 +165,7 @@ void restore_config(const RunFolder& folder, const std::string& config) {
 /// If the run's folder was removed or moved, writes the remaining files where its checkpoints went, so that
 /// the run can be resumed there. If the folder is still there, restores its configuration.
 void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callback>>& callbacks,
-                     const std::string& config, const DataNames& names) {
+                     const std::string& config, const DataRecord& record) {
   if (!folder.is_lost()) return restore_config(folder, config);
   const std::string before = folder.path().string();
   std::filesystem::path other;
@@ -174,7 +174,7 @@ void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callba
       other = saver->rescued_dirpath().parent_path();
   folder.replace(other);
   write_file_atomically(folder.file("config.yaml"), config, Links::kReplace);
-  save_names(names, folder.path());
+  save_record(record, folder.path());
   TORCH_WARN("the folder ", before, " was lost; the run's files are in ", folder.path().string(), " now");
 }
 
@@ -237,7 +237,7 @@ class TrainingRun {
     warn_about_frozen_weights(o_);
     const FitResult result = fit(trainer, task, about);
     run_start_->mark();  // if there was no step to take
-    if (keeps_) replace_if_lost(*folder_, trainer.options().callbacks, yaml_, data_.names);
+    if (keeps_) replace_if_lost(*folder_, trainer.options().callbacks, yaml_, data_.record());
     if (falls_back(result)) return nullptr;
     warn_if_not_finite(o_, result.metrics);
     warn_if_all_steps_were_skipped(result);
@@ -294,7 +294,7 @@ class TrainingRun {
     repeatable.erase("output");  // a repetition needs a folder of its own
     yaml_ = to_yaml(repeatable);
     if (fresh_) write_file_atomically(folder_->file("config.yaml"), yaml_, Links::kReplace);
-    save_names(data_.names, folder_->path());
+    save_record(data_.record(), folder_->path());
     // A run that is resumed reads its settings. The trained adapter of such a run is loaded later.
     if (!resumes_from_checkpoint_) save_adapter();
   }
@@ -342,7 +342,7 @@ class TrainingRun {
 
   void keep_what_was_trained(const Trainer& trainer, const std::map<std::string, std::string>& about) {
     try {
-      replace_if_lost(*folder_, trainer.options().callbacks, yaml_, data_.names);
+      replace_if_lost(*folder_, trainer.options().callbacks, yaml_, data_.record());
     } catch (const std::exception& error) {
       TORCH_WARN(message_of(error));  // the error that ended the run is the one that is reported
     }
@@ -386,7 +386,7 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   const bool keeps = resumed || o.trainer.fast_dev_run == 0 || !o.output.empty();
   std::unique_ptr<RunFolder> fresh;
   while (true) {
-    if (resumed) options.names = load_names(resumed->path());
+    if (resumed) options = with_record(std::move(options), resumed->path());
     {
       TrainingRun run(options, resumed, keeps);
       const Json json = run.train(quiet, plan);

@@ -314,7 +314,7 @@ OptionValues options_of_public_model(const TrainedModelCommand& command) {
 /// Without the names of the run, the classes of other data have numbers of their own.
 void warn_without_names(const fs::path& folder, const FitOptions& o, const Data& data) {
   if (data.names.classes.empty() || !o.names.classes.empty() || !o.reads_labels) return;
-  TORCH_WARN("the run in '", folder.string(), "' has no ", kDataNames,
+  TORCH_WARN("the run in '", folder.string(), "' has no ", kDataRecord,
              ", which names its classes: those of --data ", o.data,
              " are numbered in their own order, which may be another one");
 }
@@ -324,7 +324,7 @@ void warn_without_names(const fs::path& folder, const FitOptions& o, const Data&
 TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use) {
   auto [run, saved, weights] = open_weights(command, saved_options(command.folder));
   // The weights decide which labels are valid, not --classes. Here any byte is accepted.
-  run.options.names = load_names(command.folder);
+  run.options.names = load_record(command.folder).names;
   run.options.reads_labels = use != DataUse::kPrediction;
   FitOptions readable = run.options;
   readable.classes = 256;

@@ -35,6 +35,10 @@ struct Data {
   /// Returns the file of a sample by its number, which is its target where labels are not read. Null for data whose samples are
   /// no files.
   std::function<std::string(int64_t)> file_of = {};
+
+  /// Only for data with both parts.
+  DataSizes sizes() const { return {train->size(), val->size()}; }
+  DataRecord record() const { return {.names = names, .sizes = sizes()}; }
 };
 
 /// Options with the defaults that they have for some data.
