@@ -63,6 +63,20 @@ TEST_F(FallbackRuns, AKilledTrainingContinuesBitForBit) {
   }
 }
 
+TEST_F(FallbackRuns, AResumeInTheSameModeKeepsTheModesToFallBackTo) {
+  const std::string words = "--model mlp --lr-schedule constant --precision 16-mixed --fallback bf16-mixed ";
+  ASSERT_EQ(fit(words + "--max-steps 1 --output run").status, 0);
+  const Outcome same = run("resume run --quiet --max-steps 2 --precision 16-mixed");
+  ASSERT_EQ(same.status, 0) << same.err;
+  EXPECT_EQ(same.err, "");
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("\nfallback: bf16-mixed "));
+  const Outcome other = run("resume run --quiet --max-steps 3 --precision 32-true");
+  ASSERT_EQ(other.status, 0) << other.err;
+  EXPECT_THAT(other.err, HasSubstr("--precision 32-true replaces the run's 16-mixed, and drops its "
+                                   "--fallback bf16-mixed; give --fallback to have other modes"));
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("\nfallback: none "));
+}
+
 TEST_F(FallbackRuns, AYamlListNamesTheModes) {
   write("list.yaml", "precision: [16-mixed, bf16-mixed, 32-true]\n");
   const Outcome list = fit("--config list.yaml --print-config");

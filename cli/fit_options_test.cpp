@@ -61,6 +61,10 @@ TEST_F(Program, AFlagForThePrecisionReplacesTheFallbackOfAFile) {
     return value("precision") + "+" + value("fallback");
   };
   EXPECT_EQ(modes(""), "16-mixed+bf16-mixed");
+  for (const char* const same : {"16-mixed", "16"})
+    EXPECT_EQ(modes(std::string("--precision ") + same), "16-mixed+bf16-mixed") << "the mode of the file";
+  EXPECT_EQ(modes("--precision 16-mixed,32-true"), "16-mixed+32-true");
+  EXPECT_EQ(modes("--precision 16 --fallback 32-true"), "16-mixed+32-true");
   EXPECT_EQ(modes("--precision bf16-mixed"), "bf16-mixed+none");
   EXPECT_EQ(modes("--precision all"), "all+none");
   EXPECT_EQ(modes("--precision bf16-mixed,32-true"), "bf16-mixed+32-true");
@@ -68,6 +72,9 @@ TEST_F(Program, AFlagForThePrecisionReplacesTheFallbackOfAFile) {
   EXPECT_EQ(modes("--fallback 32-true"), "16-mixed+32-true");
   EXPECT_EQ(modes("--precision bf16-mixed --fallback 64-true"), "bf16-mixed+64-true");
   expect_error(fit("--precision bf16-mixed --fallback bf16-mixed"), 2, {"bf16-mixed is named twice"});
+  write("recipe.yaml", "precision: [16-mixed, bf16-mixed]\n");
+  EXPECT_EQ(modes("--precision 16-mixed"), "16-mixed+bf16-mixed");
+  EXPECT_EQ(modes("--precision bf16-mixed"), "bf16-mixed+none");
 }
 
 TEST_F(Program, AnAliasWarnsOnce) {

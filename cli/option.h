@@ -151,4 +151,7 @@ auto naming_flags(const Check& check) {
 enum class Registry { kModels, kModes, kApexLevels, kOptimizers };
 std::vector<std::string> registered_names(Registry registry);
 
+/// Returns a mode's name for its alias, without the alias's warning, and any other text as it is.
+std::string canonical_mode(const std::string& precision);
+
 }  // namespace mantissa::cli

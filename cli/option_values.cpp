@@ -17,6 +17,14 @@ const Option& row_of(std::string_view option) {
   return *row;
 }
 
+bool lists_modes(const std::string& precision) { return precision.find(',') != std::string::npos; }
+
+/// Whether `now` is one mode, and that of `before`, or the first of those that `before` lists. Either may be null.
+bool is_same_mode(const std::string* now, const std::string* before) {
+  return now && before && !lists_modes(*now) &&
+         canonical_mode(*now) == canonical_mode(before->substr(0, before->find(',')));
+}
+
 }  // namespace
 
 const OptionValue* OptionValues::find(std::string_view option) const {
@@ -43,6 +51,10 @@ OptionValues merge(OptionValues over, const OptionValues& under) {
              native = text_is("amp_backend", "native") || text_is("amp_backend", ""),
              by_level =
                  (over.has("amp_backend") && !native) || (over.has("amp_level") && !text_is("amp_level", ""));
+  const auto* const before = under.get_if<std::string>("precision");
+  const bool keeps_mode = !by_level && is_same_mode(over.get_if<std::string>("precision"), before);
+  if (keeps_mode && !falls_back && lists_modes(*before))
+    over.erase("precision");  // it lists those to fall back to
   for (const Option& option : options()) {
     const OptionValue* const below = under.find(option.name);
     if (below && !over.has(option.name)) over.set(option.name, *below);
@@ -54,7 +66,8 @@ OptionValues merge(OptionValues over, const OptionValues& under) {
   if (by_level && !by_name) over.erase("precision");
   if (by_name && !by_level) over.erase("amp_backend"), over.erase("amp_level");
   if (native && !by_level) over.erase("amp_level");  // the level belonged to the backend below
-  if ((by_name || by_level) && !falls_back) over.erase("fallback");  // it belonged to the mode below
+  // It belonged to the mode below.
+  if ((by_name || by_level) && !keeps_mode && !falls_back) over.erase("fallback");
   return over;
 }
 

@@ -36,7 +36,7 @@ class OptionValues {
 
 /// Returns `over` with the options that it leaves unset taken from `under`. Where there are two ways to
 /// express one thing, the one in `over` replaces both, and the other stays unset: max_epochs and max_steps;
-/// precision, and amp_backend with amp_level.
+/// precision, and amp_backend with amp_level. A precision in `over` also drops the fallback below, unless it is the mode below.
 OptionValues merge(OptionValues over, const OptionValues& under);
 
 }  // namespace mantissa::cli

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -40,6 +41,13 @@ std::vector<std::string> registered_names(Registry registry) {
       return names_in(optimizers());
   }
   return {};
+}
+
+std::string canonical_mode(const std::string& precision) {
+  for (const Mode& mode : modes())
+    if (std::find(mode.aliases.begin(), mode.aliases.end(), precision) != mode.aliases.end())
+      return mode.name;
+  return precision;
 }
 
 }  // namespace mantissa::cli

@@ -44,21 +44,13 @@ std::optional<double> own_momentum(const std::string& optimizer) {
   return std::nullopt;
 }
 
-/// Returns a mode's name for its alias, without the alias's warning, and any other text as it is.
-std::string canonical_name(const std::string& precision) {
-  for (const Mode& mode : modes())
-    if (std::find(mode.aliases.begin(), mode.aliases.end(), precision) != mode.aliases.end())
-      return mode.name;
-  return precision;
-}
-
 /// Refuses a name in a list of modes that is none with the same suggestions as a single one.
 void check_modes(const std::string& flag, const std::string& names) {
   const std::vector<std::string>& known = find_option("precision")->choices;
   std::istringstream in(names);
   for (std::string name; std::getline(in, name, ',');) {
     const bool is_known = std::find(known.begin(), known.end(), name) != known.end() ||
-                          canonical_name(name) != name || name.empty() || name == "none";
+                          canonical_mode(name) != name || name.empty() || name == "none";
     if (is_known) continue;
     try {
       find_mode(name);
@@ -243,7 +235,7 @@ void check_optimizer_state(const FitOptions& o) {
       " and small squared gradients are 0 there, so that updates become nan or far too large; choose "
       "--optimizer fused-adamw --stochastic-rounding, --master-weights true, --optimizer sgd, or "
       "--precision ",
-      canonical_name(o.precision()) == "transformer-engine-float16" ? "transformer-engine or fp8-mixed"
+      canonical_mode(o.precision()) == "transformer-engine-float16" ? "transformer-engine or fp8-mixed"
                                                                     : "16-mixed or bf16-true");
 }
 
@@ -265,7 +257,7 @@ OptionValues options_of_run(const OptionValues& saved, const OptionValues& flags
   OptionValues kept = saved;
   const auto* const before = saved.get_if<std::string>("precision");
   const auto* const now = flags.get_if<std::string>("precision");
-  if (!before || !now || *now == "all" || canonical_name(*before) == canonical_name(*now)) return kept;
+  if (!before || !now || *now == "all" || canonical_mode(*before) == canonical_mode(*now)) return kept;
   std::vector<std::string> of_the_mode;
   for (const Option& option : options())
     if (option.to.or_auto && !option.in_resume && !option.in_trained && kept.has(option.name)) {

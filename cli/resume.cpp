@@ -80,6 +80,15 @@ void check_loses_nothing(const RunFolder& folder) {
               folder.file(kWeights).string());
 }
 
+/// Otherwise a run that ends where it would have continued in another mode would be a surprise.
+void warn_of_dropped_fallback(const OptionValues& saved, const OptionValues& flags, const FitOptions& o) {
+  const auto* const fallback = saved.get_if<std::string>("fallback");
+  if (!fallback || *fallback == "none" || flags.has("fallback") || !o.fallback.empty()) return;
+  TORCH_WARN("--precision ", o.precision(), " replaces the run's ", *saved.get_if<std::string>("precision"),
+             ", and drops its --fallback ", *fallback,
+             "; give --fallback to have other modes to continue in");
+}
+
 void resume(const ResumeCommand& command) {
   const std::filesystem::path folder = command.folder;
   usage([&] { return read_run_config(folder); });  // before the lock, so that only a run gets locked
@@ -90,6 +99,7 @@ void resume(const ResumeCommand& command) {
   const FitOptions o =
       usage([&] { return resolve(merge(command.flags, options_of_run(before, command.flags))); });
   warn_without_effect(command.flags, o);
+  warn_of_dropped_fallback(before, command.flags, o);
   if (const Json result = completed_result(folder); !result.is_null())
     check_goes_further(command.flags, folder, result);
   check_loses_nothing(held);

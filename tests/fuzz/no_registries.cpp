@@ -20,5 +20,7 @@ const std::vector<DataKind>& data_kinds() {
 
 std::vector<std::string> registered_names(Registry /*registry*/) { return {"none"}; }
 
+std::string canonical_mode(const std::string& precision) { return precision; }
+
 }  // namespace cli
 }  // namespace mantissa
