@@ -16,16 +16,23 @@
 namespace mantissa::cli {
 namespace {
 
-/// Splits `text` at the commas and removes blanks around each part. An error about an empty part ends in `problem`.
-std::vector<std::string> parts_of(const std::string& flag, const std::string& text, const char* problem) {
+std::vector<std::string> split_at_commas(const std::string& text) {
   std::vector<std::string> parts;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    const size_t first = std::min(text.find_first_not_of(' ', begin), end);
-    parts.push_back(text.substr(first, end - first));
-    parts.back().resize(parts.back().find_last_not_of(' ') + 1);  // npos + 1 is 0
-    TORCH_CHECK_VALUE(!parts.back().empty(), flag, " '", text, problem);
+    parts.push_back(text.substr(begin, end - begin));
     begin = end + 1;
+  }
+  return parts;
+}
+
+/// Splits `text` at the commas and removes blanks around each part. An error about an empty part ends in `problem`.
+std::vector<std::string> parts_of(const std::string& flag, const std::string& text, const char* problem) {
+  std::vector<std::string> parts = split_at_commas(text);
+  for (std::string& part : parts) {
+    part.erase(0, part.find_first_not_of(' '));
+    part.resize(part.find_last_not_of(' ') + 1);  // npos + 1 is 0
+    TORCH_CHECK_VALUE(!part.empty(), flag, " '", text, problem);
   }
   return parts;
 }
@@ -95,6 +102,10 @@ std::vector<std::string> parse_words(const std::string& flag, const std::string&
 
 std::vector<std::string> parse_words_or_none(const std::string& flag, const std::string& text) {
   return text.empty() ? std::vector<std::string>() : parse_words(flag, text);
+}
+
+std::vector<std::string> parse_columns(const std::string& flag, const std::string& text) {
+  return parse_words_or_none(flag, text).empty() ? std::vector<std::string>() : split_at_commas(text);
 }
 
 std::vector<std::string> parse_settings(const std::string& flag, const std::string& text) {

@@ -29,6 +29,9 @@ std::vector<std::string> parse_words(const std::string& flag, const std::string&
 /// As parse_words(); "" gives an empty list.
 std::vector<std::string> parse_words_or_none(const std::string& flag, const std::string& text);
 
+/// As parse_words_or_none(), but keeps the blanks around each word, which the name of a column may have.
+std::vector<std::string> parse_columns(const std::string& flag, const std::string& text);
+
 /// Splits "r=16,dora" at the commas, and removes blanks around each setting.
 /// Errors: c10::ValueError for an empty setting.
 std::vector<std::string> parse_settings(const std::string& flag, const std::string& text);

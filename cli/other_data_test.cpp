@@ -1,5 +1,6 @@
 // Tests of a trained model with data other than its run's.
 #include <array>
+#include <map>
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
@@ -251,6 +252,19 @@ TEST_F(OtherData, FeaturesOfATableAreChosenByName) {
   expect_error(fit(words + "other --features height,"), 2, {"--features 'height,' has an empty name"});
   EXPECT_THAT(fit("--features a --print-config").err,
               HasSubstr("--features has no effect with --data digits"));
+  write("blanks.csv", "a, b,b, kind\n1,2,3,x\n4,5,6,y\n7,8,9,x\n1,0,2,y\n");
+  write("blanks.yaml", "data: csv:blanks.csv\nfeatures: [\" b\"]\ntarget: kind\n");
+  const std::string of_blanks = "--data csv:blanks.csv --val-fraction 0.5 ";
+  for (const auto& [arguments, columns] : std::map<std::string, std::vector<std::string>>{
+           {of_blanks + "--features 'a, b' --target kind", {"a", " b"}},
+           {of_blanks + "--features ' a ,b'", {"a", "b"}},
+           {"--config blanks.yaml --val-fraction 0.5", {" b"}}}) {
+    const Outcome named = fit(arguments + " --max-steps 1 --output named");
+    EXPECT_EQ(named.status, 0) << named.err;
+    EXPECT_EQ(json::parse(read(folder_ / "named/data.json"))["columns"], columns) << arguments;
+    EXPECT_EQ(run("test named --quiet --data csv:blanks.csv").status, 0);
+    fs::remove_all(folder_ / "named");
+  }
   write("tabs.csv", "a\tkind\n1\tx\n");
   expect_error(fit("--data csv:tabs.csv --output other"), 1, {"has one column", "only a comma separates"});
 }

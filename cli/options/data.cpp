@@ -54,7 +54,7 @@ std::vector<Option> data_options() {
        .known_as = {"label", "target_column", "label_column"}},
       {.name = "features",
        .group = kGroup,
-       .to = to(&FitOptions::features, parse_words_or_none),
+       .to = to(&FitOptions::features, parse_columns),
        .default_value = "",
        .help = "csv: data: the columns to train on, with commas between them; by default all but the target",
        .is_list = true,

@@ -99,15 +99,36 @@ std::string cure_of_one_column(char separator) {
   return "; only " + called + " separates columns, so save the table with that";
 }
 
+std::string_view without_blanks(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  return text.substr(0, text.find_last_not_of(' ') + 1);  // npos + 1 is 0
+}
+
+/// Returns the column of this name, or else the only one whose name differs from it in blanks around it alone.
+std::optional<size_t> position_of(const std::vector<std::string>& columns, const std::string& wanted) {
+  auto found = std::find(columns.begin(), columns.end(), wanted);
+  if (found == columns.end()) {
+    const std::string_view bare = without_blanks(wanted);
+    const auto is_alike = [&](const std::string& column) {
+      return !bare.empty() && without_blanks(column) == bare;
+    };
+    found = std::find_if(columns.begin(), columns.end(), is_alike);
+    if (found == columns.end() || std::any_of(found + 1, columns.end(), is_alike)) return std::nullopt;
+  }
+  return static_cast<size_t>(found - columns.begin());
+}
+
 size_t find_column(const std::vector<std::string>& columns, const std::string& wanted,
                    const CsvOptions& options, const std::string& name) {
-  const auto found = std::find(columns.begin(), columns.end(), wanted);
-  std::vector<std::string> shown;
-  for (const std::string& column : columns) shown.push_back(fit_for_message(column));
-  TORCH_CHECK_VALUE(found != columns.end(), "'", name, "' has no column '", fit_for_message(wanted), "'",
-                    did_you_mean(wanted, shown), "; its columns are ", join_names(shown),
-                    columns.size() > 1 ? "" : cure_of_one_column(options.separator));
-  return static_cast<size_t>(found - columns.begin());
+  if (const std::optional<size_t> found = position_of(columns, wanted)) return *found;
+  std::vector<std::string> shown, quoted;
+  for (const std::string& column : columns) {
+    shown.push_back(fit_for_message(column));
+    quoted.push_back("'" + shown.back() + "'");
+  }
+  C10_THROW_ERROR(ValueError, c10::str("'", name, "' has no column '", fit_for_message(wanted), "'",
+                                       did_you_mean(wanted, shown), "; its columns are ", join_names(quoted),
+                                       columns.size() > 1 ? "" : cure_of_one_column(options.separator)));
 }
 
 bool is_number(const std::string& text) { return parse_number<double>(text).value.has_value(); }

@@ -34,7 +34,7 @@ struct CsvTable {
 };
 
 /// Parses a table with separators: RFC 4180, with quoted fields, and lines that end in LF or CR LF. Empty lines are left out. `name`
-/// begins the errors. (fast-cpp-csv-parser knows the number of columns at compile time, and libcsv cannot be linked statically by
+/// begins the errors. Options find a column by its name, also without the blanks around it if only one has it so. (fast-cpp-csv-parser knows the number of columns at compile time, and libcsv cannot be linked statically by
 /// programs of every licence.)
 /// Memory: 4 bytes for each number; while the table is read, its text and up to three times as many.
 /// Errors: c10::ValueError that names line and column for a field that is no finite number, a row with another number of fields,

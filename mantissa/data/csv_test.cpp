@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <string>
 
+#include <c10/util/StringUtil.h>
 #include <torch/torch.h>
 
 #include "mantissa/core/test_support_internal.h"
@@ -110,6 +111,24 @@ TEST(Csv, FeaturesSelectAndOrderTheColumns) {
               HasSubstr("the column 'a' has the classes"));
   EXPECT_THAT(refused("a,a\n1,2\n", {.features = {"a"}}), HasSubstr("two columns called 'a'"));
   EXPECT_THAT(refused("a,b,a\n1,2,3\n"), HasSubstr("two columns called 'a'"));
+}
+
+TEST(Csv, BlanksAroundANameMayBeLeftOut) {
+  const std::string text = "a, b , kind\n1,2,ant\n";
+  for (const char* const blank : {"", " "}) {
+    const CsvTable table =
+        parse(text, {.target = c10::str("kind", blank), .features = {c10::str(blank, "b")}});
+    EXPECT_THAT(table.columns, ElementsAre(" b ")) << "the name that the table has";
+    EXPECT_EQ(table.target_column, " kind");
+    EXPECT_EQ(table.data.item<float>(), 2);
+  }
+  EXPECT_THAT(parse("a,b\n1,2\n", {.features = {" b "}}).columns, ElementsAre("b")) << "of another table";
+  EXPECT_EQ(parse(" b,b\n1,2\n", {.features = {"b"}}).data.item<float>(), 2) << "the same name comes first";
+  EXPECT_THAT(refused(" b,b ,x\n1,2,3\n", {.features = {"b"}}),
+              HasSubstr("has no column 'b'; its columns are ' b', 'b ', 'x'"));
+  EXPECT_THAT(refused(text, {.features = {"b", " b "}}), HasSubstr("is twice among the columns"));
+  EXPECT_THAT(refused(",b\n1,2\n", {.features = {" "}}), HasSubstr("no column ' '"))
+      << "a column without a name";
 }
 
 TEST(Csv, ClassesMayBeGiven) {
