@@ -29,6 +29,19 @@ int64_t largest_label(const Labelled& labelled) {
   return labelled.trains ? std::max(largest, largest_label(*data.train)) : largest;
 }
 
+/// Mixed targets have a share for each class that the data may have, which can be more than its labels need.
+/// Errors: c10::ValueError for a model with another number of classes.
+void check_mixed_classes(const Labelled& labelled, int64_t model_classes) {
+  constexpr int64_t kMostClasses = 256;  // of --classes
+  const int64_t classes = labelled.data.input.classes;
+  TORCH_CHECK_VALUE(model_classes == classes, "--mixup and --cutmix make targets of the ", classes,
+                    " classes of ", labelled.data_name, ", but ", labelled.model, " has ", model_classes,
+                    "; ",
+                    labelled.takes_classes && model_classes <= kMostClasses
+                        ? c10::str("give --classes ", model_classes)
+                        : c10::str("leave them out, or give a model with ", classes));
+}
+
 }  // namespace
 
 void check_labels(const Labelled& labelled, int64_t model_classes) {
@@ -41,11 +54,10 @@ void check_labels(const Labelled& labelled, int64_t model_classes) {
 std::function<void(const at::Tensor& scores)> checks_first_scores(Labelled labelled) {
   return [labelled = std::move(labelled), is_checked = false](const at::Tensor& scores) mutable {
     const ModelInput& input = labelled.data.input;
+    if (std::exchange(is_checked, true) || input.kind != InputKind::kImages || scores.dim() != 2) return;
     // idx: data has at least 10 classes, so fewer scores may still be enough.
-    if (!is_checked && input.kind == InputKind::kImages && scores.dim() == 2 &&
-        scores.size(1) < input.classes)
-      check_labels(labelled, scores.size(1));
-    is_checked = true;
+    if (scores.size(1) < input.classes) check_labels(labelled, scores.size(1));
+    if (labelled.is_mixed) check_mixed_classes(labelled, scores.size(1));
   };
 }
 

@@ -75,7 +75,7 @@ TEST_F(OtherData, LabelsThatTheModelDoesNotKnowAreRefused) {
 }
 
 TEST_F(OtherData, ATorchScriptModelWithTooFewClassesIsRefusedBeforeItTrains) {
-  for (const int64_t classes : {5, 7, 10}) {
+  for (const int64_t classes : {5, 7, 10, 12}) {
     torch::jit::Module net("Net");
     net.register_parameter("weight", at::zeros({classes, 64}).requires_grad_(), /*is_buffer=*/false);
     net.define("def forward(self, x):\n    return torch.linear(torch.flatten(x, 1), self.weight)\n");
@@ -89,6 +89,17 @@ TEST_F(OtherData, ATorchScriptModelWithTooFewClassesIsRefusedBeforeItTrains) {
                   "give data of those classes, or a model with at least 10"});
   EXPECT_EQ(train("--model jit:net5.pt --precision 32-true --data idx:few").status, 0) << "labels 0 to 4";
   fs::remove_all(folder_ / "run");
+  for (const std::string mixing : {"--mixup 0.2", "--cutmix 1", "--mixup 0.2 --cutmix 1"}) {
+    const std::string words = "--model jit:net5.pt --precision 32-true --data idx:few " + mixing;
+    for (const char* const more : {"", " --num-sanity-val-steps 0", " --plan"})
+      expect_error(train(words + more), 1,
+                   {"--mixup and --cutmix make targets of the 10 classes of --data idx:few, but --model "
+                    "jit:net5.pt has 5; give --classes 5"});
+    EXPECT_EQ(train(words + " --classes 5").status, 0);
+    fs::remove_all(folder_ / "run");
+  }
+  expect_error(train("--model jit:net12.pt --precision 32-true --mixup 0.2"), 1,
+               {"--data digits, but --model jit:net12.pt has 12; leave them out, or give a model with 10"});
   ASSERT_EQ(train("--model jit:net10.pt --precision 32-true").status, 0);
   EXPECT_EQ(run("test run --quiet --data idx:few").status, 0);
   expect_error(run("test run --quiet --data idx:many"), 1,

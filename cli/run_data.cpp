@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/labels.h"
 #include "cli/option.h"
 #include "cli/options/groups.h"
 #include "mantissa/core/suggest.h"
@@ -39,14 +40,26 @@ Data numbered(Data data, const FitOptions& o) {
   return data;
 }
 
-/// Returns whether an option that is on changes these data. For a kind that does not take it, warn_without_effect() has
-/// warned; whether arrays are rows of features shows only now.
+/// Returns whether an option changes these data, if it is on.
 bool changes(const char* option, const FitOptions& o, const Data& data) {
-  if (!kind_of(o.data).takes(option)) return false;
-  if (!data.has_features) return true;
-  TORCH_WARN(flag_of(option), " has no effect with --data ", o.data,
-             ", which has rows of features and no images; leave it out");
-  return false;
+  return kind_of(o.data).takes(option) && !data.has_features;
+}
+
+/// For a kind that does not take an option, warn_without_effect() has warned; whether arrays are rows of features shows only
+/// now.
+void warn_of_features(const char* option, const FitOptions& o, const Data& data) {
+  if (data.has_features && kind_of(o.data).takes(option))
+    TORCH_WARN(flag_of(option), " has no effect with --data ", o.data,
+               ", which has rows of features and no images; leave it out");
+}
+
+/// Returns the parameter of CutMix, which is 0 where it is off.
+double cutmix_alpha(const FitOptions& o, const Data& data) {
+  return changes("cutmix", o, data) ? o.images.cutmix : 0;
+}
+
+bool is_mixed(const FitOptions& o, const Data& data) {
+  return data.input.kind == InputKind::kImages && (o.images.mixup > 0 || cutmix_alpha(o, data) > 0);
 }
 
 /// Returns the changes to the images of a batch, or none.
@@ -54,14 +67,17 @@ bool changes(const char* option, const FitOptions& o, const Data& data) {
 Transform augmentation(const FitOptions& o, const Data& data) {
   if (data.input.kind != InputKind::kImages) return {};
   Transform shift, mix;
-  if (o.images.shift > 0 && !data.is_augmented && changes("shift", o, data)) {
+  const bool shifts = o.images.shift > 0 && !data.is_augmented;
+  if (shifts) warn_of_features("shift", o, data);
+  if (o.images.cutmix > 0) warn_of_features("cutmix", o, data);
+  if (shifts && changes("shift", o, data)) {
     check_shift(o, data.input.height, data.input.width);
     shift = shift_images(o.images.shift);
   }
-  const double cutmix = o.images.cutmix > 0 && changes("cutmix", o, data) ? o.images.cutmix : 0;
-  if (o.images.mixup > 0 || cutmix > 0)
-    mix = mix_images(
-        {.num_classes = data.input.classes, .mixup_alpha = o.images.mixup, .cutmix_alpha = cutmix});
+  if (is_mixed(o, data))
+    mix = mix_images({.num_classes = data.input.classes,
+                      .mixup_alpha = o.images.mixup,
+                      .cutmix_alpha = cutmix_alpha(o, data)});
   if (!shift || !mix) return shift ? shift : mix;
   return [shift, mix](Batch batch, const at::Generator& generator) {
     return mix(shift(std::move(batch), generator), generator);
@@ -106,6 +122,15 @@ Data load_all_data(const FitOptions& o) {
   Data data = kind.load(path_of_data(o.data), o);
   if (!data.val) data.val = data.train;
   return numbered(std::move(data), o);
+}
+
+Labelled labelled_for_training(const FitOptions& o, const Data& data) {
+  return {.data = data,
+          .data_name = "--data " + o.data,
+          .model = "--model " + o.model,
+          .trains = true,
+          .is_mixed = is_mixed(o, data),
+          .takes_classes = kind_of(o.data).takes("classes")};
 }
 
 std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {

@@ -12,6 +12,8 @@
 
 namespace mantissa::cli {
 
+struct Labelled;
+
 /// Errors: c10::ValueError if `--data` names no data.
 void check_data(const std::string& data);
 
@@ -36,6 +38,9 @@ Data load_data(const FitOptions& options);
 /// Loads the data unsplit, as `val`, for trained models: the test part of an image set, or else all of the
 /// data.
 Data load_all_data(const FitOptions& options);
+
+/// Returns what the scores of a model that trains on the data are checked against.
+Labelled labelled_for_training(const FitOptions& options, const Data& data);
 
 std::unique_ptr<Loader> train_loader(const FitOptions& options, const Data& data);
 std::unique_ptr<Loader> val_loader(const FitOptions& options, const Data& data);

@@ -459,9 +459,7 @@ ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<Te
 
 ClassificationTask make_training_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
                                       const Data& data, int64_t steps) {
-  return make_task(
-      options, model, steps,
-      checks_first_scores({data, "--data " + options.data, "--model " + options.model, /*trains=*/true}));
+  return make_task(options, model, steps, checks_first_scores(labelled_for_training(options, data)));
 }
 
 }  // namespace mantissa::cli
