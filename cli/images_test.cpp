@@ -90,6 +90,15 @@ TEST_F(Images, PredictionsNeedNoFolderOfAClass) {
                                                    "0,.,[0-9.]+,[a-z]+,photos/val/dark/0.jpg\n"
                                                    "1,.,[0-9.]+,[a-z]+,photos/val/dark/1.jpg\n"
                                                    "2,.,[0-9.]+,[a-z]+,photos/val/dark/2.jpg\n"));
+  for (const std::string part : {"val", "train"}) {
+    fs::create_directories(folder_ / "bare");
+    fs::copy(folder_ / "photos/val/dark", folder_ / "bare" / part);
+    const Outcome of_part = run("predict run --quiet --data images:bare");
+    EXPECT_EQ(of_part.status, 0) << of_part.err;
+    EXPECT_THAT(of_part.out, AllOf(HasSubstr("\n0,"), HasSubstr(",bare/" + part + "/2.jpg\n")));
+    expect_error(run("test run --quiet --data images:bare"), 1, {"has no folders in it"});
+    fs::remove_all(folder_ / "bare");
+  }
   expect_error(run("test run --quiet --data images:photos/val/dark"), 1, {"has no folders in it"});
   expect_error(train("--data images:photos/val/dark --output other"), 1, {"has no folders in it"});
   fs::rename(folder_ / "photos/val/dark/0.jpg", folder_ / "photos/train/0.jpg");

@@ -47,9 +47,10 @@ fs::path find_part(const fs::path& root, const std::string& name) {
 }
 
 /// Returns null if there is no such part.
-Source open_part(const fs::path& root, const std::string& name) {
+Source open_part(const fs::path& root, const std::string& name,
+                 ImageClasses classes = ImageClasses::kFolders) {
   const fs::path part = find_part(root, name);
-  return part.empty() ? nullptr : open_source(part);
+  return part.empty() ? nullptr : open_source(part, classes);
 }
 
 bool has_val_images(const std::string& path) { return !find_part(path, "val").empty(); }
@@ -152,10 +153,10 @@ Data load_images(const std::string& name, const FitOptions& o) {
 
 Data load_all_images(const std::string& name, const FitOptions& o) {
   const fs::path root = name;
-  Source source = open_part(root, "val");
-  if (!source) source = open_part(root, "train");
-  if (!source)
-    source = open_source(root, o.reads_labels ? ImageClasses::kFolders : ImageClasses::kFoldersOrNone);
+  const ImageClasses classes = o.reads_labels ? ImageClasses::kFolders : ImageClasses::kFoldersOrNone;
+  Source source = open_part(root, "val", classes);
+  if (!source) source = open_part(root, "train", classes);
+  if (!source) source = open_source(root, classes);
   Data data = data_of(source, o.images);
   data.val = dataset(with_labels(source, o), evaluation(o.images), o.images);
   return data;
