@@ -119,12 +119,22 @@ TEST_F(ImageFolderTest, MayHaveImagesWithoutClasses) {
   }
   EXPECT_THAT(open(root()).classes(), ElementsAre("ant", "cat")) << "folders are classes as ever";
   std::filesystem::copy_file(root() / "cat" / "2.JPG", root() / "stray.jpg");
-  EXPECT_EQ(images()->size(), 6);
-  EXPECT_THAT(
-      error_of([&] { open(root()); }),
-      AllOf(HasSubstr("both images, such as 'stray.jpg', and folders"), HasSubstr("give one that has")));
+  EXPECT_THAT(error_of([&] { ImageFolder(root() / "cat"); }), HasSubstr("has no folders in it"));
   std::filesystem::create_directory(folder_ / "empty");
   EXPECT_THAT(error_of([&] { open(folder_ / "empty"); }), HasSubstr("give one that has images, or a folder"));
+}
+
+TEST_F(ImageFolderTest, ImagesBesideTheFoldersAreLeftOut) {
+  for (const char* const name : {"stray.jpg", "other.jpg"})
+    std::filesystem::copy_file(root() / "cat" / "2.JPG", root() / name);
+  for (const ImageClasses classes : {ImageClasses::kFolders, ImageClasses::kFoldersOrNone}) {
+    Warnings warnings;
+    const ImageFolder folder(root(), classes);
+    EXPECT_EQ(folder.size(), 6);
+    EXPECT_THAT(folder.classes(), ElementsAre("ant", "cat"));
+    EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("has images beside the folders of its classes, such as "
+                                                      "'other.jpg' (2 in all), which are left out; move")));
+  }
 }
 
 TEST_F(ImageFolderTest, LinksAreFollowedButNotInACircle) {

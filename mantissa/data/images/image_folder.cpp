@@ -73,16 +73,13 @@ ImageFolder::ImageFolder(const fs::path& root, ImageClasses classes) {
   for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error)) {
     if (entry->is_directory())
       classes_.push_back(entry->path().filename().string());
-    else if (classes == ImageClasses::kFoldersOrNone && is_image_name(entry->path()))
+    else if (is_image_name(entry->path()))
       images.push_back(entry->path().string());
   }
   if (error) refuse_path(root.string(), error);
   std::sort(classes_.begin(), classes_.end());
   std::sort(images.begin(), images.end());
-  if (!images.empty()) {
-    TORCH_CHECK_VALUE(classes_.empty(), "image folder '", root.string(), "' has both images, such as '",
-                      fs::path(images[0]).filename().string(), "', and folders, such as '", classes_[0],
-                      "'; give one that has either images or folders of images");
+  if (!images.empty() && classes_.empty() && classes == ImageClasses::kFoldersOrNone) {
     add(std::move(images), 0);
     return;
   }
@@ -95,6 +92,10 @@ ImageFolder::ImageFolder(const fs::path& root, ImageClasses classes) {
                       "' has no images; remove its folder, or put .jpg, .jpeg or .png files into it");
     add(std::move(paths), static_cast<int64_t>(label));
   }
+  if (!images.empty())
+    TORCH_WARN("image folder '", root.string(), "' has images beside the folders of its classes, such as '",
+               fs::path(images[0]).filename().string(), "' (", images.size(),
+               " in all), which are left out; move them into the folder of their class, or remove them");
 }
 
 void ImageFolder::add(std::vector<std::string> paths, int64_t label) {

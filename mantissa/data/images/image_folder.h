@@ -20,13 +20,13 @@ enum class ImageClasses {
 ///
 /// The classes are the folders' names, sorted; a class has every file below its folder whose name ends in .jpg, .jpeg or
 /// .png, in any case. The order is torchvision's. Symbolic links are followed. Images without classes are sorted by name,
-/// and have the label 0.
+/// and have the label 0. Images beside folders are left out with a warning.
 /// Memory: the paths.
 class ImageFolder final : public ImageSource {
  public:
   /// Reads the names, and no image.
-  /// Errors: c10::Error that names the folder if it cannot be read; c10::ValueError that names it if it has no folders in it, or,
-  ///         with ImageClasses::kFoldersOrNone, both folders and images, and that names the class if a class has no image.
+  /// Errors: c10::Error that names the folder if it cannot be read; c10::ValueError that names it if it has no folders in it (with
+  ///         ImageClasses::kFoldersOrNone: and no images), and that names the class if a class has no image.
   explicit ImageFolder(const std::filesystem::path& root, ImageClasses classes = ImageClasses::kFolders);
 
   int64_t size() const override { return std::ssize(files_); }
