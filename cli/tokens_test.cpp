@@ -99,6 +99,18 @@ TEST_F(Tokens, ATextTrainsOnTheTokensOfATokenizer) {
   fs::rename(folder_ / "tokenizer", folder_ / "moved");
   EXPECT_THAT(run("generate run --prompt ab").err, HasSubstr("tokenizer"));
   EXPECT_EQ(run("generate run --prompt ab --tokenizer moved --max-new-tokens 1 --quiet").status, 0);
+  const std::string resume = "resume run --device cpu --quiet --max-steps 31 ";
+  const std::vector<std::string> parts{"the run in 'run' has --tokenizer tokenizer in 'run/config.yaml'",
+                                       "'tokenizer' is not there; give its place now as --tokenizer"};
+  expect_error(run(resume), 1, parts);
+  expect_error(run(resume + "--data text:text.txt"), 1, parts);
+  fs::rename(folder_ / "text.txt", folder_ / "moved.txt");
+  expect_error(run(resume + "--tokenizer moved"), 1, {"give its place now as --data"});
+  const Outcome resumed = run(resume + "--data text:moved.txt --tokenizer moved");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  ASSERT_EQ(train("--data tokens:tokens.bin --max-steps 31 --output whole").status, 0);
+  EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "whole/weights.safetensors"));
+  EXPECT_EQ(run("validate run --quiet").status, 0) << "the run knows both places now";
   write("short.txt", "ab abc ab");
   expect_error(fit("--data text:short.txt --tokenizer moved --model llama-tiny --output third"), 1,
                {"'short.txt'", "4 tokens", "129"});
