@@ -7,6 +7,7 @@
 #include "cli/errors.h"
 #include "cli/fit_options.h"
 #include "cli/lora_option.h"
+#include "cli/run_folder.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/lora/adapter_files.h"
 

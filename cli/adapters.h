@@ -10,9 +10,6 @@ namespace mantissa::cli {
 
 struct FitOptions;
 
-/// The folder inside a run's folder that contains its adapter, in PEFT's form.
-inline constexpr const char* kAdapter = "adapter";
-
 /// Whether --lora or --adapter is given, so that only an adapter is trained.
 bool has_adapter(const FitOptions& options);
 

@@ -126,8 +126,8 @@ TEST_F(Adapters, AreMergedIntoAPlainModel) {
   EXPECT_NEAR(json::parse(validated.out)["val_loss"].get<double>(), result("run")["val_loss"].get<double>(),
               1e-4);
   const std::string before = read(folder_ / "run/adapter/adapter_model.safetensors");
-  expect_error(run("merge run --device cpu --output run/adapter/adapter_model.safetensors"), 1,
-               {"already exists", "--overwrite"});
+  expect_error(run("merge run --device cpu --output run/adapter/adapter_model.safetensors"), 2,
+               {"is a file of the run in"});
   EXPECT_TRUE(read(folder_ / "run/adapter/adapter_model.safetensors") == before);
   expect_error(run("merge base --device cpu --output other.safetensors"), 2, {"base trained no adapter"});
   expect_error(run("merge run --device cpu --output net.pt"), 2,

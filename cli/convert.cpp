@@ -28,6 +28,7 @@
 #include "cli/key_map.h"
 #include "cli/model_config.h"
 #include "cli/model_weights.h"
+#include "cli/outputs.h"
 #include "cli/run_folder.h"
 #include "cli/terminal_text.h"
 #include "cli/weight_conversion.h"
@@ -195,16 +196,15 @@ void check_other_form(const SafetensorsLayout& layout) {
 }
 
 /// Checks everything that can be checked before a file is written.
-void check_outputs(const ConvertCommand& c, const SafetensorsModel& model, const SafetensorsLayout& layout) {
+void check_can_be_written(const ConvertCommand& c, const SafetensorsModel& model,
+                          const SafetensorsLayout& layout, bool copies_config) {
   std::error_code error;
   if (fs::is_directory(c.in, error) && fs::equivalent(c.in, c.out, error))
     throw UsageError("'" + c.out + "' is the input itself; choose another place for the output");
-  for (const fs::path& path : outputs(layout)) {
-    for (const fs::path& source : model.files())
-      if (fs::equivalent(path, source, error))
-        throw UsageError("'" + path.string() + "' is the input itself; choose another place for the output");
-    check_is_new(path, c.overwrite);
-  }
+  std::vector<Output> written;
+  for (const fs::path& path : outputs(layout)) written.push_back({path, c.overwrite, /*makes_folder=*/true});
+  if (copies_config) written.push_back({fs::path(c.out) / kModelConfig, c.overwrite, /*makes_folder=*/true});
+  check_outputs(written, {model.files().begin(), model.files().end()});
   check_other_form(layout);
   const fs::path target = layout.files.front().path;
   fs::path folder = target.parent_path();
@@ -272,7 +272,6 @@ std::map<std::string, CastLoss> write(const ConvertCommand& c, const Safetensors
 
 /// Returns the config.json beside the input, without which transformers cannot read a folder with its weights. Returns ""
 /// if there is none, if the output is no such folder, or if the file would not describe quantized weights.
-/// Errors: c10::Error if the output has such a file already.
 fs::path config_to_copy(const ConvertCommand& c, const SafetensorsModel& model) {
   const fs::path config = model.files().front().parent_path() / kModelConfig,
                  copy = fs::path(c.out) / kModelConfig;
@@ -280,7 +279,6 @@ fs::path config_to_copy(const ConvertCommand& c, const SafetensorsModel& model) 
   const bool is_file = fs::path(c.out).filename().string().ends_with(".safetensors");
   if (is_file || !c.to.empty() || !fs::is_regular_file(config, error) || fs::equivalent(config, copy, error))
     return {};
-  check_is_new(copy, c.overwrite);
   return config;
 }
 
@@ -400,7 +398,7 @@ void convert(const ConvertCommand& c) {
   if (!config.empty()) metadata.emplace("format", "pt");  // transformers refuses a file without it
   const SafetensorsLayout layout =
       lay_out_safetensors(c.out, header_of(model, plan, metadata), parsed.max_shard_bytes);
-  check_outputs(c, model, layout);
+  check_can_be_written(c, model, layout, !config.empty());
   std::map<std::string, CastLoss> losses;
   if (!c.dry_run) {
     losses = write(c, model, plan, layout);

@@ -12,7 +12,6 @@
 #include "cli/fit_flags.h"
 #include "cli/labels.h"
 #include "cli/run_data.h"
-#include "cli/run_folder.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
 #include "mantissa/core/device.h"
@@ -46,11 +45,10 @@ struct EvaluateCommand {
 };
 
 void evaluate(const EvaluateCommand& command, bool is_test) {
-  check_json(command.json);
   const InterruptScope interrupt;
-  const TrainedModel run = open_trained_model(command.run, is_test ? DataUse::kTest : DataUse::kValidation);
+  const TrainedModel run =
+      open_trained_model(command.run, is_test ? DataUse::kTest : DataUse::kValidation, {{command.json}});
   const FitOptions& o = run.options;
-  check_is_no_input(command.json, inputs_of(o));
   CountsSamples task(make_task(o, run.model, /*steps=*/1,
                                checks_first_scores({run.data, "--data " + o.data, "the run's model"})));
   const auto loader = val_loader(o, run.data);

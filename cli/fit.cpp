@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -10,10 +11,10 @@
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/outputs.h"
 #include "cli/plan.h"
 #include "cli/resolve.h"
 #include "cli/run_data.h"
-#include "cli/run_folder.h"
 #include "cli/run_result.h"
 #include "cli/train_run.h"
 #include "cli/without_effect.h"
@@ -39,8 +40,9 @@ void fit(const FitCommand& command) {
     return;
   }
   const bool all = o.precision() == "all";
-  check_json(command.json, o.output);
-  check_is_no_input(command.json, inputs_of(o));
+  std::vector<std::string> inputs = inputs_of(o);
+  inputs.push_back(command.config);
+  check_outputs({{command.json}}, inputs, o.output);
   const InterruptScope interrupt;
   // If the JSON goes to standard output, the table goes to standard error, as the table of results does.
   std::FILE* const to = command.json == "-" ? stderr : stdout;

@@ -21,7 +21,6 @@
 #include "cli/fit_flags.h"
 #include "cli/number_flag.h"
 #include "cli/prompt.h"
-#include "cli/run_folder.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
 #include "mantissa/core/device.h"
@@ -157,17 +156,13 @@ Json to_json(const TrainedModel& run, const Trainer& trainer, const at::Tensor& 
 }
 
 void run_generate(const GenerateCommand& c) {
-  check_json(c.json);
-  // check_json() knows the files of a run, beside which others may lie.
-  const bool is_run = std::filesystem::exists(std::filesystem::path(c.model.folder) / "config.yaml");
-  check_is_no_input(c.json, {is_run ? "" : c.model.folder, c.tokenizer.value_or("")});
   GenerateOptions options = parse(c);
   Prompt prompt = read_prompt(c);
   const InterruptScope interrupt;
   TrainedModelCommand opened = c.model;
   // Where the run's tokenizer has moved, that of the command line stands in for it.
   if (c.tokenizer && !option_of_run(c, "tokenizer").empty()) opened.flags.set("tokenizer", *c.tokenizer);
-  const TrainedModel run = open_text_model(opened);
+  const TrainedModel run = open_text_model(opened, {{c.json}}, {c.tokenizer.value_or("")});
   auto* const model = dynamic_cast<CausalModel*>(run.model.get());
   TORCH_CHECK(model, "the model ", run.options.model,
               " cannot write text: it is no CausalModel; give one that is");

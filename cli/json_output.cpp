@@ -2,16 +2,11 @@
 
 #include <fmt/format.h>
 
-#include "cli/run_folder.h"
 #include "mantissa/io/atomic_file.h"
 
 namespace mantissa::cli {
 
 std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
-
-void check_json(const std::string& file, const std::string& run) {
-  if (!file.empty() && file != "-") check_writable(file, run);
-}
 
 void write_json(const Json& json, const std::string& file) {
   const std::string text = dump(json) + "\n";

@@ -12,10 +12,6 @@ using Json = nlohmann::ordered_json;
 /// U+FFFD.
 std::string dump(const Json& json);
 
-/// Checks before a long run whether the file of `--json` can be written at its end. `run` is the folder that
-/// the run is about to make, or empty.
-/// Errors: those of check_writable().
-void check_json(const std::string& file, const std::string& run = {});
 /// Writes `json` to `file`, or to standard output if `file` is "-". If `file` is empty, writes nothing.
 void write_json(const Json& json, const std::string& file);
 

@@ -131,18 +131,12 @@ std::string config_beside(const std::string& output) {
   return path.filename() == "model.safetensors" ? (path.parent_path() / kModelConfig).string() : "";
 }
 
-void check_output(const std::string& file, bool overwrite) {
-  check_is_new(file, overwrite);
-  check_writable(file);
-}
-
 void merge(const MergeCommand& command) {
   usage([&] { check_safetensors_name(command.output); });
   const auto dtype = usage([&] { return parse_merged_dtype(command.dtype); });
   const std::string config = config_beside(command.output);
-  check_output(command.output, command.overwrite);
-  if (!config.empty()) check_output(config, command.overwrite);
-  TrainedModel run = open_trained_model(command.run, DataUse::kValidation);
+  TrainedModel run = open_trained_model(command.run, DataUse::kValidation,
+                                        {{command.output, command.overwrite}, {config, command.overwrite}});
   if (!run.adapter && has_adapter(run.options))
     throw UsageError("--weights " + run.options.weights +
                      " has no adapter, so there is nothing to merge; leave it out for the run's own weights");

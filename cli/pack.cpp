@@ -16,7 +16,7 @@
 #include "cli/json_output.h"
 #include "cli/number_flag.h"
 #include "cli/option_parsers.h"
-#include "cli/run_folder.h"
+#include "cli/outputs.h"
 #include "mantissa/data/images/image_folder.h"
 #include "mantissa/data/images/packed_images.h"
 
@@ -43,10 +43,7 @@ void check_has_no_parts(const std::filesystem::path& folder) {
 }
 
 void run_pack(const PackCommand& c) {
-  check_json(c.json);
-  check_writable(c.output);
-  for (const std::string& output : {c.output, c.json}) check_is_no_input(output, {c.folder});
-  check_is_new(c.output, c.overwrite);
+  check_outputs({{c.output, c.overwrite}, {c.json}}, {c.folder});
   check_has_no_parts(c.folder);
   PackOptions options{.shorter_side = c.shorter_side, .jpeg_quality = c.quality};
   if (c.skips_corrupt) options.skip = [](const std::string& why) { TORCH_WARN(why, "; it is left out"); };

@@ -15,7 +15,6 @@
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/run_data.h"
-#include "cli/run_folder.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
 #include "mantissa/io/atomic_file.h"
@@ -104,13 +103,9 @@ void write_predictions(const TrainedModel& run, std::ostream& out) {
 
 void predict(const PredictCommand& command) {
   const bool to_stdout = command.output == "-";
-  if (!to_stdout) {
-    check_writable(command.output);
-    check_is_new(command.output, command.overwrite);
-  }
   const InterruptScope interrupt;
-  const TrainedModel run = open_trained_model(command.run, DataUse::kPrediction);
-  if (!to_stdout) check_is_no_input(command.output, inputs_of(run.options));  // even with --overwrite
+  const TrainedModel run =
+      open_trained_model(command.run, DataUse::kPrediction, {{command.output, command.overwrite}});
   if (run.data.name == "chat")
     throw UsageError(
         "predict is for images, tables and windows of text; write answers with mantissa generate --chat");

@@ -15,6 +15,7 @@
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/option.h"
+#include "cli/outputs.h"
 #include "cli/plan.h"
 #include "cli/resolve.h"
 #include "cli/run_data.h"
@@ -104,8 +105,7 @@ void resume(const ResumeCommand& command) {
     check_goes_further(command.flags, folder, result);
   check_loses_nothing(held);
   check_saved_paths(folder, command.flags, o);
-  check_json(command.json);
-  check_is_no_input(command.json, inputs_of(o));
+  check_outputs({{command.json}}, inputs_of(o));
   const InterruptScope interrupt;
   std::FILE* const to = command.json == "-" ? stderr : stdout;
   const Json plan = command.plan ? plan_fit(with_record(o, folder), to) : Json();

@@ -96,8 +96,12 @@ void check_data(const std::string& data) { kind_of(data); }
 
 InputKind input_kind_of(const std::string& data) { return kind_of(data).input; }
 
+std::string path_of_model(const std::string& model) {
+  return is_model_path(model) ? model.substr(model.find(':') + 1) : "";
+}
+
 std::vector<std::string> inputs_of(const FitOptions& o) {
-  return {path_of_data(o.data), o.tokenizer, o.weights, o.adapter};
+  return {path_of_data(o.data), path_of_model(o.model), o.tokenizer, o.weights, o.adapter};
 }
 
 FitOptions with_record(FitOptions o, const std::filesystem::path& folder) {

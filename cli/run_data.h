@@ -24,6 +24,9 @@ InputKind input_kind_of(const std::string& data);
 /// Returns the input of a model for `--data` that holds tokens. It reads no file of data.
 ModelInput token_input(const FitOptions& options);
 
+/// Returns the file or folder that a model such as "hf:llama" names; "" for a model of another kind.
+std::string path_of_model(const std::string& model);
+
 /// Returns the files and folders that a command with these options reads, beside the folder of a run.
 std::vector<std::string> inputs_of(const FitOptions& options);
 

@@ -10,7 +10,6 @@
 
 #include <c10/util/Exception.h>
 
-#include "cli/errors.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/make_folders.h"
 
@@ -20,7 +19,7 @@ namespace {
 
 /// The files that show that a folder holds a run.
 constexpr std::array kFiles{"config.yaml", "metrics.csv", "metrics.jsonl", kModelConfig, kWeights,
-                            kResult,       kFallbacks,    kCheckpoints,    kDataRecord};
+                            kResult,       kFallbacks,    kCheckpoints,    kDataRecord,  kAdapter};
 /// A file that a run writes as well, but that is no sign of a run: TensorBoard's folders have it, too.
 constexpr const char* kHparams = "hparams.yaml";
 
@@ -42,40 +41,6 @@ void sweep(const fs::path& folder) {
   std::set<std::string> names{kHparams};
   for (const char* name : kFiles) names.insert(name);
   remove_leftovers(folder, names);
-}
-
-/// Returns the reason why no file can be made in `folder`, or "" if one can. Permissions alone do not show
-/// this: a file system may be full or read-only.
-std::string cannot_write_in(const fs::path& folder) {
-  std::string name = (folder / ".mantissa-XXXXXX").string();
-  const int file = mkstemp(name.data());
-  if (file < 0) return std::generic_category().message(errno);
-  close(file);
-  unlink(name.c_str());
-  return {};
-}
-
-bool is_own_file(const fs::path& name) {
-  const auto is_one = [&](const char* own) { return name == own; };
-  return std::any_of(kFiles.begin(), kFiles.end(), is_one) || name == kHparams || name == ".lock" ||
-         is_log(name);
-}
-
-/// Another output must not overwrite what a run has written. `run` may not hold a run yet.
-void check_is_no_runs_file(const fs::path& file, const fs::path& target, const fs::path& run) {
-  std::error_code error;
-  const fs::path whole = fs::weakly_canonical(target, error), mine = fs::weakly_canonical(run, error);
-  fs::path inside = whole.filename();  // relative to `folder`
-  for (fs::path folder = whole.parent_path();; folder = folder.parent_path()) {
-    const auto has = [&](const char* name) { return fs::exists(folder / name, error); };
-    const bool holds_run =
-        (has("config.yaml") && (has(kWeights) || has(kCheckpoints))) || (!run.empty() && folder == mine);
-    if (holds_run && is_own_file(*inside.begin()))
-      throw UsageError(file.string() + " is a file of the run in " + folder.string() +
-                       ", which would be lost; name another file");
-    if (folder == folder.parent_path()) return;
-    inside = folder.filename() / inside;
-  }
 }
 
 }  // namespace
@@ -166,45 +131,19 @@ void check_run_folder(const std::string& wanted) {
               "; give --output another folder");
 }
 
-void check_writable(const fs::path& file, const fs::path& run) {
-  const fs::path target = resolve_links(file);
-  check_is_no_runs_file(file, target, run);
-  const fs::path folder = target.has_parent_path() ? target.parent_path() : ".";
-  std::error_code error;
-  TORCH_CHECK(fs::is_directory(folder, error), file.string(), " cannot be written: there is no folder ",
-              folder.string(), "; make it, or name another file");
-  const fs::file_status status = fs::status(target, error);
-  TORCH_CHECK(status.type() != fs::file_type::none, file.string(), " cannot be written: ", error.message(),
-              "; name another file");
-  TORCH_CHECK(!fs::is_directory(status), file.string(),
-              " cannot be written: it is a folder; name a file in it");
-  TORCH_CHECK(!fs::exists(status) || fs::is_regular_file(status), file.string(),
-              " cannot be written: it is a device, pipe or socket; name a regular file, or - for standard "
-              "output");
-  const std::string reason = cannot_write_in(folder);
-  TORCH_CHECK(reason.empty(), file.string(), " cannot be written: folder ", folder.string(), ": ", reason,
-              "; name a file in a folder that you may write");
+std::string cannot_write_in(const fs::path& folder) {
+  std::string name = (folder / ".mantissa-XXXXXX").string();
+  const int file = mkstemp(name.data());
+  if (file < 0) return std::generic_category().message(errno);
+  close(file);
+  unlink(name.c_str());
+  return {};
 }
 
-void check_is_no_input(const fs::path& output, const std::vector<std::string>& inputs) {
-  std::error_code error;
-  if (output.empty() || output == "-" || !fs::exists(output, error)) return;
-  const fs::path target = fs::weakly_canonical(output, error);
-  for (const std::string& input : inputs) {
-    if (input.empty()) continue;
-    const fs::path read = fs::weakly_canonical(input, error);
-    const auto end = std::mismatch(read.begin(), read.end(), target.begin(), target.end()).first;
-    if (end == read.end())
-      throw UsageError("'" + output.string() + "' is " +
-                       (read == target ? "the input itself" : "a file of the input '" + input + "'") +
-                       "; choose another place for the output");
-  }
-}
-
-void check_is_new(const fs::path& output, bool overwrite) {
-  std::error_code error;
-  TORCH_CHECK(overwrite || !fs::exists(fs::symlink_status(output, error)), "'", output.string(),
-              "' already exists; choose another place, or give --overwrite");
+bool is_file_of_run(const std::string& name) {
+  const auto is_one = [&](const char* own) { return name == own; };
+  return std::any_of(kFiles.begin(), kFiles.end(), is_one) || name == kHparams || name == ".lock" ||
+         is_log(name);
 }
 
 }  // namespace mantissa::cli

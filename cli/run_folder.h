@@ -19,6 +19,8 @@ inline constexpr const char* kModelConfig = "config.json";
 /// end, kResult does not exist, and kWeights contains the weights from before the resume.
 inline constexpr const char* kWeights = "weights.safetensors";
 inline constexpr const char* kResult = "result.json";
+/// The folder inside a run's folder that contains its adapter, in PEFT's form.
+inline constexpr const char* kAdapter = "adapter";
 /// What the run calls the classes and columns of its data, and how many samples it has.
 inline constexpr const char* kDataRecord = "data.json";
 /// The changes of mode in a run that has diverged, as they happened.
@@ -69,18 +71,11 @@ class RunFolder {
 /// Errors: c10::Error that names the folder if it cannot be made or written, or already holds a run.
 void check_run_folder(const std::string& wanted);
 
-/// Checks before a long run whether `file` can be written at its end, by writing another file beside it. A
-/// symbolic link is followed. `run` is the folder that the run is about to make, or empty.
-/// Errors: c10::Error that names the file, the reason and the remedy; UsageError if `file` belongs to a run.
-void check_writable(const std::filesystem::path& file, const std::filesystem::path& run = {});
+/// Returns the reason why no file can be made in `folder`, or "" if one can. Permissions alone do not show
+/// this: a file system may be full or read-only.
+std::string cannot_write_in(const std::filesystem::path& folder);
 
-/// Checks that an output replaces nothing that the command reads: files, and what lies in folders. "" and "-" are no
-/// outputs.
-/// Errors: UsageError that names the output.
-void check_is_no_input(const std::filesystem::path& output, const std::vector<std::string>& inputs);
-
-/// Checks that an output does not exist, unless it may be replaced.
-/// Errors: c10::Error that names it, with the remedy.
-void check_is_new(const std::filesystem::path& output, bool overwrite);
+/// Returns whether a run writes a file or folder of this name into its folder.
+bool is_file_of_run(const std::string& name);
 
 }  // namespace mantissa::cli

@@ -14,7 +14,7 @@
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/json_output.h"
-#include "cli/run_folder.h"
+#include "cli/outputs.h"
 #include "mantissa/data/text.h"
 #include "mantissa/data/token_file.h"
 #include "mantissa/data/tokenizers/tokenizer.h"
@@ -35,10 +35,7 @@ TokenFormat format_for(const TokenizeCommand& c, int64_t vocabulary) {
 }
 
 void run_tokenize(const TokenizeCommand& c) {
-  check_json(c.json);
-  check_writable(c.output);
-  for (const std::string& output : {c.output, c.json}) check_is_no_input(output, {c.text, c.tokenizer});
-  check_is_new(c.output, c.overwrite);
+  check_outputs({{c.output, c.overwrite}, {c.json}}, {c.text, c.tokenizer});
   const Tokenizer tokenizer = load_tokenizer(c.tokenizer);
   const int64_t vocabulary = tokenizer.vocabulary_size();
   TORCH_CHECK_VALUE(!c.has_no_header || vocabulary <= 65536, "--no-header: the ids of ", vocabulary,

@@ -101,8 +101,7 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
 /// Returns the part of a run's name that tells its model: of "hf:models/llama" and "lib:llama.so", it is "llama".
 std::string label_of(const std::string& model) {
   if (!is_model_path(model)) return model;
-  std::filesystem::path path =
-      std::filesystem::absolute(model.substr(model.find(':') + 1)).lexically_normal();
+  std::filesystem::path path = std::filesystem::absolute(path_of_model(model)).lexically_normal();
   if (!model.starts_with(kConfigPrefix)) return path.stem().string();
   if (path.filename().empty() || path.filename() == "config.json") path = path.parent_path();
   return path.filename().string();

@@ -257,8 +257,14 @@ struct Opened {
   SavedWeights weights;
 };
 
+/// What a command writes, and what it reads beside a model and its data.
+struct CommandFiles {
+  const std::vector<Output>& outputs;
+  std::vector<std::string> inputs = {};
+};
+
 /// Opens the weights of a folder whose options are `saved`.
-Opened open_weights(const TrainedModelCommand& command, OptionValues saved) {
+Opened open_weights(const TrainedModelCommand& command, OptionValues saved, CommandFiles files) {
   Opened opened;
   opened.saved = usage([&] { return options_of_run(saved, command.flags); });
   TrainedModel& run = opened.run;
@@ -266,6 +272,8 @@ Opened open_weights(const TrainedModelCommand& command, OptionValues saved) {
   const FitOptions& o = run.options;
   if (o.precision() == "all") throw UsageError("--precision all is for fit; choose one mode");
   warn_without_effect(command.flags, o);
+  for (const std::string& input : inputs_of(o)) files.inputs.push_back(input);
+  check_outputs(files.outputs, files.inputs);
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
   // Only modes that choose among layers have a state that forward passes need.
   const bool wants_state = o.traits().layer_products.has_value();
@@ -321,8 +329,9 @@ void warn_without_names(const fs::path& folder, const FitOptions& o, const Data&
 
 }  // namespace
 
-TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use) {
-  auto [run, saved, weights] = open_weights(command, saved_options(command.folder));
+TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use,
+                                const std::vector<Output>& outputs) {
+  auto [run, saved, weights] = open_weights(command, saved_options(command.folder), {outputs});
   // The weights decide which labels are valid, not --classes. Here any byte is accepted.
   run.options.names = load_record(command.folder).names;
   run.options.reads_labels = use != DataUse::kPrediction;
@@ -341,11 +350,12 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use)
   return std::move(run);
 }
 
-TrainedModel open_text_model(const TrainedModelCommand& command) {
+TrainedModel open_text_model(const TrainedModelCommand& command, const std::vector<Output>& outputs,
+                             const std::vector<std::string>& inputs) {
   const fs::path folder = command.folder;
   const bool is_public = !fs::exists(folder / "config.yaml") && fs::exists(folder / kModelConfig);
-  auto [run, saved, weights] =
-      open_weights(command, is_public ? options_of_public_model(command) : saved_options(folder));
+  auto [run, saved, weights] = open_weights(
+      command, is_public ? options_of_public_model(command) : saved_options(folder), {outputs, inputs});
   const FitOptions& o = run.options;
   TORCH_CHECK_VALUE(find_model(o.model).reads(InputKind::kTokens), "the model of ", folder.string(), ", ",
                     o.model, ", reads images; give one that reads text, such as gpt-tiny");

@@ -6,12 +6,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 
 #include <CLI/App.hpp>
 
 #include "cli/fit_options.h"
+#include "cli/outputs.h"
 #include "cli/run_data.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/lora/lora_model.h"
@@ -52,13 +54,17 @@ enum class DataUse {
 
 /// Opens the model and its data, whose classes get the numbers that they have in the run. The weights are those of
 /// `--weights`, else weights.safetensors, else those of the newest checkpoint.
-/// Errors: c10::Error and c10::ValueError that name a missing or unsuitable file.
-TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use);
+/// `outputs` are what the command will write.
+/// Errors: those of check_outputs(), before the data and the weights are read; c10::Error and c10::ValueError that name
+///         a missing or unsuitable file.
+TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use,
+                                const std::vector<Output>& outputs);
 
 /// Opens a model that reads tokens, without data: of a run's folder, as above, or of a folder with a config.json and
-/// weights, whose mode is that of the weights.
+/// weights, whose mode is that of the weights. `inputs` are what the command reads beside the model.
 /// Errors: those of open_trained_model(); c10::ValueError for a model that reads images.
-TrainedModel open_text_model(const TrainedModelCommand& command);
+TrainedModel open_text_model(const TrainedModelCommand& command, const std::vector<Output>& outputs,
+                             const std::vector<std::string>& inputs);
 
 /// Returns the options of the Trainer that evaluates it, with the state of the mode.
 TrainerOptions evaluation_options(const TrainedModel& run);
