@@ -16,6 +16,7 @@
 #include "cli/run_folder.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/dataset.h"
+#include "mantissa/data/tokenizers/utf8_internal.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/json_internal.h"
 
@@ -46,15 +47,6 @@ class Renumbered final : public Dataset {
   at::Tensor numbers_;
 };
 
-/// Returns a name as JSON keeps it: in UTF-8, which the name of a folder need not be.
-std::string in_json(const std::string& name) { return Json::parse(dump(name)).get<std::string>(); }
-
-std::vector<std::string> in_json(const std::vector<std::string>& names) {
-  std::vector<std::string> kept;
-  for (const std::string& name : names) kept.push_back(in_json(name));
-  return kept;
-}
-
 constexpr const char *kTrainSamples = "train_samples", *kValSamples = "val_samples";
 
 /// Errors: Json::exception for one number without the other, and for what is no number of samples.
@@ -65,6 +57,13 @@ std::optional<DataSizes> sizes_in(const Json& json) {
 }
 
 }  // namespace
+
+void check_class_names(const std::vector<std::string>& classes, const std::string& data) {
+  for (const std::string& name : classes)
+    TORCH_CHECK_VALUE(tokenizers::find_invalid_utf8(name) == std::string::npos, data, " has the class '",
+                      fit_for_message(name),
+                      "', whose name is not UTF-8, so a run could not keep it; rename its folder");
+}
 
 void save_record(const DataRecord& record, const std::filesystem::path& run) {
   const DataNames& names = record.names;
@@ -117,16 +116,15 @@ void check_sizes(const DataSizes& run, const DataSizes& now, const std::string& 
 std::shared_ptr<const Dataset> number_as_in(const std::vector<std::string>& run,
                                             const std::vector<std::string>& classes,
                                             std::shared_ptr<const Dataset> dataset, const std::string& data) {
-  const std::vector<std::string> known = in_json(run), given = in_json(classes);
-  if (known == given) return dataset;
+  if (run == classes) return dataset;
   std::map<std::string, int64_t> positions;
-  for (const std::string& name : known) positions.emplace(name, std::ssize(positions));
+  for (const std::string& name : run) positions.emplace(name, std::ssize(positions));
   std::vector<int64_t> numbers;
-  for (const std::string& name : given) {
+  for (const std::string& name : classes) {
     const auto found = positions.find(name);
     TORCH_CHECK_VALUE(found != positions.end(), "--data ", data, " has the class '", fit_for_message(name),
-                      "', which is none of the ", known.size(), " classes of the run",
-                      did_you_mean(name, known), "; give data of those classes");
+                      "', which is none of the ", run.size(), " classes of the run", did_you_mean(name, run),
+                      "; give data of those classes");
     numbers.push_back(found->second);
   }
   return std::make_shared<Renumbered>(std::move(dataset), at::tensor(numbers, at::kLong));

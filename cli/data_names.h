@@ -22,6 +22,10 @@ struct DataNames {
   std::string dtype = {};  ///< of the values in arrays: "uint8", which are divided by 255, or "float32"
 };
 
+/// Checks that a run can keep these names, which are those of folders, in its file of UTF-8.
+/// Errors: c10::ValueError that names the class; `data` begins it.
+void check_class_names(const std::vector<std::string>& classes, const std::string& data);
+
 /// The numbers of samples to train on and to validate on. They decide which samples are held out, so a run that is resumed needs
 /// the same ones.
 struct DataSizes {

@@ -193,6 +193,18 @@ TEST_F(Images, FoldersThatDoNotFitAreRefused) {
   expect_error(run("pack photos/train -o none/photos.pack"), 1, {"none"});
 }
 
+TEST_F(Images, ClassesThatARunCannotNameAreRefused) {
+  fs::rename(folder_ / "photos/val/dark", folder_ / "photos/val/caf\xe9");
+  const std::string reason = "the class 'caf\xe9', whose name is not UTF-8";
+  expect_error(train("--data images:photos/val --max-steps 1 --output run"), 1,
+               {"--data images:photos/val has " + reason, "rename its folder"});
+  expect_error(run("pack photos/val -o photos.pack"), 1, {"'photos/val' has " + reason});
+  fs::rename(folder_ / "photos/val/caf\xe9", folder_ / "photos/val/caf\xc3\xa9");
+  ASSERT_EQ(train("--data images:photos/val --max-steps 1 --val-fraction 0.5 --output run").status, 0);
+  EXPECT_EQ(json::parse(read(folder_ / "run/data.json"))["classes"], (json{"caf\xc3\xa9", "light"}));
+  EXPECT_EQ(run("validate run --quiet").status, 0);
+}
+
 TEST_F(Images, CifarTrainsWithAndWithoutATestPart) {
   std::string records;
   for (int i = 0; i < 20; ++i)

@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
+#include "cli/data_names.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/json_output.h"
@@ -48,6 +49,7 @@ void run_pack(const PackCommand& c) {
   PackOptions options{.shorter_side = c.shorter_side, .jpeg_quality = c.quality};
   if (c.skips_corrupt) options.skip = [](const std::string& why) { TORCH_WARN(why, "; it is left out"); };
   const ImageFolder folder(c.folder);
+  check_class_names(folder.classes(), "'" + c.folder + "'");
   const PackSummary summary = pack_images(folder, c.output, options);
   write_json({{"folder", c.folder},
               {"output", c.output},

@@ -15,6 +15,7 @@
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/read_file_internal.h"
+#include "mantissa/data/tokenizers/utf8_internal.h"
 #include "mantissa/io/json_internal.h"
 
 namespace mantissa {
@@ -175,6 +176,13 @@ Layout find_layout(const std::vector<std::string>& columns, const CsvOptions& op
   return layout;
 }
 
+/// Names are kept in files of UTF-8, in which other bytes would be lost.
+/// Errors: c10::ValueError for a name that is not UTF-8; `name` and `line` begin it.
+void check_utf8_name(const std::string& text, const std::string& name, int64_t line) {
+  TORCH_CHECK_VALUE(tokenizers::find_invalid_utf8(text) == std::string::npos, "'", name, "', line ", line,
+                    ": '", fit_for_message(text), "' is not UTF-8; save the table as UTF-8");
+}
+
 /// Points to a file without a header, whose first row would be lost. A class there has a name, as a column has.
 void warn_of_a_row(const std::vector<std::string>& columns, const Layout& layout, const std::string& name) {
   const auto has_number = [&](size_t feature) { return is_number(columns[feature]); };
@@ -268,6 +276,7 @@ CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::
   auto row = reader.next();
   TORCH_CHECK_VALUE(row, "'", name, "' is empty; give a table");
   const std::vector<std::string> columns = options.has_header ? *row : numbered_columns(row->size());
+  const int64_t header_line = reader.line();
   check_names(columns, name);
   const Layout layout = find_layout(columns, options, name);
   const auto& [features, target] = layout;
@@ -275,6 +284,9 @@ CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::
   if (options.has_header) row = reader.next();
   CsvTable table;
   for (const size_t i : features) table.columns.push_back(columns[i]);
+  if (target) table.target_column = columns[*target];
+  for (const std::string& column : table.columns) check_utf8_name(column, name, header_line);
+  check_utf8_name(table.target_column, name, header_line);
   std::vector<float> values;
   std::vector<std::string> labels;
   for (; row; row = reader.next()) {
@@ -285,13 +297,13 @@ CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::
     if (!target) continue;
     TORCH_CHECK_VALUE(!(*row)[*target].empty(), "'", name, "', line ", reader.line(), ", column '",
                       fit_for_message(columns[*target]), "' has no class; fill it in, or leave the row out");
+    check_utf8_name((*row)[*target], name, reader.line());
     labels.push_back(std::move((*row)[*target]));
   }
   TORCH_CHECK_VALUE(!values.empty(), "'", name, "' has no row; give one at least");
   table.data = at::tensor(values, at::TensorOptions(at::kFloat).device(at::kCPU))
                    .view({-1, std::ssize(table.columns)});
   if (!target) return table;
-  table.target_column = columns[*target];
   table.classes = options.classes;
   table.target = options.classes.empty() ? number_classes(labels, table.classes, name)
                                          : positions_of(labels, options.classes, name);

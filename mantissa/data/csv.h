@@ -38,7 +38,7 @@ struct CsvTable {
 /// programs of every licence.)
 /// Memory: 4 bytes for each number; while the table is read, its text and up to three times as many.
 /// Errors: c10::ValueError that names line and column for a field that is no finite number, a row with another number of fields,
-///         a quote without an end, no class, a class that is none of `classes`, and a class number above 65535; and for no row, fewer than two columns, two
+///         a quote without an end, no class, a class or a name of a column that is not UTF-8, a class that is none of `classes`, and a class number above 65535; and for no row, fewer than two columns, two
 ///         columns of a name, a target or feature that is no column, a feature that is listed twice, and a target among the
 ///         features. A header whose features have numbers for names is warned of, unless `features` gives these.
 CsvTable parse_csv(std::string_view text, const CsvOptions& options, const std::string& name);

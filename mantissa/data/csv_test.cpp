@@ -76,6 +76,16 @@ TEST(Csv, ErrorsNameLineAndColumn) {
   EXPECT_THAT(refused("a,b\n1,65536\n"), HasSubstr("the class 65536"));
 }
 
+TEST(Csv, NamesThatAreReadMustBeUtf8) {
+  EXPECT_THAT(refused("x,class\n1,a\n\n2,caf\xe9\n"),
+              HasSubstr("line 4: 'caf\xe9' is not UTF-8; save the table as UTF-8"));
+  EXPECT_THAT(refused("caf\xe9,class\n1,a\n"), HasSubstr("line 1: 'caf\xe9' is not UTF-8"));
+  EXPECT_THAT(refused("x,caf\xe9\n1,a\n"), HasSubstr("line 1: 'caf\xe9' is not UTF-8"));
+  EXPECT_THAT(parse("x,class\n1,caf\xc3\xa9\n").classes, ElementsAre("caf\xc3\xa9"));
+  const CsvTable some = parse("x,caf\xe9,class\n1,caf\xe9,a\n", {.target = "class", .features = {"x"}});
+  EXPECT_THAT(some.columns, ElementsAre("x")) << "the column of other bytes is not read";
+}
+
 TEST(Csv, AColumnOfTextMayBeTheTarget) {
   const std::string text = "kind,a\nant,1\n";
   EXPECT_THAT(refused(text), HasSubstr("if the column has the classes, give target 'kind'"));
