@@ -193,6 +193,26 @@ TEST_F(Images, FoldersThatDoNotFitAreRefused) {
   expect_error(run("pack photos/train -o none/photos.pack"), 1, {"none"});
 }
 
+TEST_F(Images, ABatchOfBadImagesIsLeftOut) {
+  write("photos/train/dark/text.jpg", "this is no image");
+  const std::string alone =
+      "--data images:photos --corrupt-images skip --model resnet-tiny --image-size 24 --batch-size 1 "
+      "--precision 32-true "
+      "--lr-schedule constant --mixup 0.2 ";
+  ASSERT_EQ(fit(alone + "--max-epochs 1 --output whole").status, 0);
+  EXPECT_EQ(json::parse(read(folder_ / "whole/result.json"))["steps"], 13) << "the batch is counted";
+  ASSERT_EQ(fit(alone + "--max-steps 7 --output run").status, 0);
+  ASSERT_EQ(run("resume run --quiet --max-steps 13").status, 0);
+  EXPECT_TRUE(read(folder_ / "run/weights.safetensors") == read(folder_ / "whole/weights.safetensors"));
+  fs::create_directories(folder_ / "bad/dark");
+  fs::rename(folder_ / "photos/train/dark/text.jpg", folder_ / "bad/dark/text.jpg");
+  for (const char* const command : {"test", "predict"}) {
+    const Outcome outcome = run(std::string(command) + " run --quiet --data images:bad");
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.err, HasSubstr("none of the 1 batches to evaluate has a sample"));
+  }
+}
+
 TEST_F(Images, ClassesThatARunCannotNameAreRefused) {
   fs::rename(folder_ / "photos/val/dark", folder_ / "photos/val/caf\xe9");
   const std::string reason = "the class 'caf\xe9', whose name is not UTF-8";

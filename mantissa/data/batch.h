@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -29,6 +30,14 @@ struct Batch {
     for (const auto& [name, tensor] : fields)
       if (tensor.defined() && tensor.dim() > 0) return tensor.size(0);
     return 0;
+  }
+  /// Returns whether its tensors have no sample, as when all of its images have been skipped. A batch without a tensor that has any
+  /// dimension is not empty.
+  bool is_empty() const {
+    const auto has_dimensions = [](const at::Tensor& tensor) { return tensor.defined() && tensor.dim() > 0; };
+    return size() == 0 && (has_dimensions(data) || has_dimensions(target) ||
+                           std::any_of(fields.begin(), fields.end(),
+                                       [&](const auto& field) { return has_dimensions(field.second); }));
   }
   /// Returns the same batch on `device`.
   /// Sync: none from pinned memory to a device.

@@ -118,9 +118,6 @@ Batch ImageDataset::draw_batch(const at::Tensor& indices, const at::Generator& g
     const std::string& fault = faults[static_cast<size_t>(i)];
     fault.empty() ? kept.push_back(i) : report(index[i], fault);
   }
-  TORCH_CHECK_VALUE(!kept.empty() || n == 0, "ImageDataset: none of the ", n,
-                    " images of a batch can be decoded, of which the first is '", source_->name(index[0]),
-                    "'; give other files, or a larger batch");
   if (std::ssize(kept) == n) return {data, target, {}};
   const at::Tensor rows = at::from_blob(kept.data(), {std::ssize(kept)}, at::kLong);
   return {data.index_select(0, rows), target.index_select(0, rows), {}};

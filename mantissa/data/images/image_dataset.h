@@ -19,7 +19,7 @@ namespace mantissa {
 /// What becomes of an image that cannot be decoded.
 enum class CorruptImages {
   kRefuse,  ///< get_batch() fails and names the image
-  kSkip,    ///< a warning names the image, once, and its batch is smaller
+  kSkip,  ///< a warning names the image, once, and its batch is smaller; it may be empty (Batch::is_empty())
 };
 
 struct ImageDatasetOptions {
@@ -37,8 +37,7 @@ struct ImageDatasetOptions {
 /// give equal batches, whatever the number of workers.
 /// Memory:  batches have that of earlier ones, which are dead (batch_memory.h).
 /// Threads: several threads read at once; one call uses libtorch's threads, which a loader's worker has one of.
-/// Errors:  of draw_batch(): c10::Error and c10::ValueError that name the image, for one that cannot be read or decoded, and
-///          with kSkip, if all images of a batch are such.
+/// Errors:  of draw_batch(): without kSkip, c10::Error and c10::ValueError that name an image that cannot be read or decoded.
 /// Example: image_dataset_test.cpp, ImageDataset.ReadsAFolder.
 class ImageDataset final : public Dataset {
  public:

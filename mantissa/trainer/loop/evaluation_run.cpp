@@ -37,6 +37,7 @@ bool TrainerRun::evaluate(Loader& loader, int64_t batches,
     }
   };
   const int64_t most_batches = common_batches(strategy_, batches);
+  bool has_samples = false;
   loader.set_epoch(0);
   // A GPU computes with one batch while the next is on its way.
   if (!trainer_.device().is_cpu()) begin_next();
@@ -46,8 +47,13 @@ bool TrainerRun::evaluate(Loader& loader, int64_t batches,
     if (transfer.empty()) continue;
     const c10::InferenceMode inference(options_.inference_mode);
     const at::NoGradGuard no_gradients;
-    step(take(transfer), index);
+    const Batch batch = take(transfer);
+    if (batch.is_empty()) continue;
+    has_samples = true;
+    step(batch, index);
   }
+  TORCH_CHECK_VALUE(has_samples || most_batches < loader.size(), "none of the ", most_batches,
+                    " batches to evaluate has a sample, because all of them were skipped; give other data");
   return true;
 }
 

@@ -179,6 +179,7 @@ void FitRun::train_epoch() {
   const FitProgress& now = progress_.now();
   const bool is_resumed = now.batches > 0;
   window_size_ = options_.accumulate_grad_batches.at(now.epoch);
+  has_samples_ = is_resumed;  // the batches before the checkpoint may have had some
   if (!is_resumed) {
     random_numbers_.resume();
     metrics_.begin_epoch();
@@ -212,6 +213,9 @@ void FitRun::train_epoch() {
     ends_here = handle_boundary(
         {.whole_epochs = now.epoch, .has_next = has_batch, .may_end = done.stepped || !is_automatic_}, &done);
   }
+  TORCH_CHECK_VALUE(has_samples_ || has_batch || now.batches < train_->size(), "fit: none of the ",
+                    now.batches, " batches of epoch ", now.epoch,
+                    " has a sample, because all of them were skipped; give other data");
   // An epoch whose validation a signal has cut short is not over: a resumed run makes that validation.
   const bool lacks_validation = val_ && interrupted_by() != 0 && decisions_.is_validation_due();
   end_epoch(/*is_whole=*/!has_batch && !lacks_validation);

@@ -103,6 +103,7 @@ class FitRun final : public TrainerRun {
   const bool is_automatic_;
   const bool retries_overflows_;
   bool is_inside_training_step_ = false;
+  bool has_samples_ = false;         ///< whether a batch of the epoch had any
   bool is_resuming_ = false;         ///< whether the run's parts still lack the checkpoint's state
   bool reduces_magnitudes_ = false;  ///< whether the precision has this run's Precision::MaxReduction
   /// The batches of overfit_batches. They outlive an exception in the fit, after which callbacks may still

@@ -201,6 +201,27 @@ TEST(FitRun, AValidationInsideAnEpochLeavesOverfittingItsPlace) {
   EXPECT_EQ(Trainer({.device = "cpu"}).fit(task, train, &train).steps, 5);
 }
 
+TEST(FitRun, BatchesWithoutASampleAreCountedAndLeftOut) {
+  const Batch empty{torch::zeros({0, 1}), torch::zeros({0}, at::kLong), {}};
+  const Batch one{torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}};
+  OneWeight task;
+  const auto recorder = std::make_shared<Recorder>();
+  TrainerOptions options{.max_epochs = 2};
+  options.callbacks = {recorder};
+  ListLoader train({empty, one, empty}), val({empty, one});
+  const FitResult result = Trainer(options).fit(task, train, val);
+  EXPECT_EQ(result.epochs, 2);
+  EXPECT_EQ(result.steps, 6);
+  EXPECT_EQ(task.weight(), -2) << "of the two batches with a sample";
+  EXPECT_EQ(recorder->batches.size(), 6U);
+  EXPECT_EQ(result.metrics.at("val_x"), 1);
+  ListLoader nothing({empty, empty});
+  EXPECT_THAT(what_a_fit_throws([&] { Trainer(options).fit(task, nothing); }),
+              HasSubstr("none of the 2 batches of epoch 0 has a sample"));
+  EXPECT_THAT(what_a_fit_throws([&] { Trainer(options).validate(task, nothing); }),
+              HasSubstr("none of the 2 batches to evaluate has a sample"));
+}
+
 TEST(FitRun, NoTrainingBatchesAreNoTraining) {
   const auto diary = std::make_shared<Diary>();
   OneWeight task;

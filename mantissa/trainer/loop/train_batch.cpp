@@ -127,6 +127,8 @@ void FitRun::step_with_line_search(const Batch& batch, TrainBatch& done) {
 }
 
 at::Tensor FitRun::forward(const Batch& batch, int64_t batch_index) {
+  if (batch.is_empty()) return {};  // all of its samples were skipped
+  has_samples_ = true;
   const Scope forward = precision_.forward_context();
   const ScopedFlag inside(is_inside_training_step_);
   return task_.training_step(batch, batch_index);
