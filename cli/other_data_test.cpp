@@ -74,6 +74,19 @@ TEST_F(OtherData, LabelsThatTheModelDoesNotKnowAreRefused) {
   EXPECT_EQ(run("predict run --quiet --data idx:many").status, 0) << "no label is read";
 }
 
+TEST_F(OtherData, PredictionsOfAnImageSetNeedNoLabels) {
+  write_images("few", kFew, 4, 4);
+  ASSERT_EQ(train("--data idx:few --model mlp").status, 0);
+  const Outcome labelled = run("predict run --quiet --data idx:few");
+  fs::remove(folder_ / "few/a-labels-idx1-ubyte");
+  for (const char* data : {"idx:few", "idx:few/a-images-idx3-ubyte"}) {
+    const Outcome predicted = run(std::string("predict run --quiet --data ") + data);
+    ASSERT_EQ(predicted.status, 0) << predicted.err;
+    EXPECT_EQ(predicted.out, labelled.out);
+  }
+  expect_error(run("test run --quiet --data idx:few"), 1, {"has no labels"});
+}
+
 TEST_F(OtherData, ATorchScriptModelWithTooFewClassesIsRefusedBeforeItTrains) {
   for (const int64_t classes : {5, 7, 10, 12}) {
     torch::jit::Module net("Net");

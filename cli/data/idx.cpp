@@ -38,8 +38,11 @@ DataKind idx_kind() {
           .argument = "DIR",
           .help = "MNIST's files, plain or gzip'd",
           .input = InputKind::kImages,
-          .load = [](const std::string& path,
-                     const FitOptions& o) { return data_of("idx", load_idx_dataset(path, o.classes)); },
+          .load =
+              [](const std::string& path, const FitOptions& o) {
+                const IdxLabels labels = o.reads_labels ? IdxLabels::kRead : IdxLabels::kIgnore;
+                return data_of("idx", load_idx_dataset(path, o.classes, labels));
+              },
           .has_val_part = [](const std::string& path) { return has_idx_val_part(path); },
           .options = {"shift", "mixup", "cutmix", "classes"}};
 }

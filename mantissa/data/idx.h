@@ -38,15 +38,21 @@ struct IdxDataset {
   int64_t classes = 10;
 };
 
+/// What load_idx_dataset() does with labels.
+enum class IdxLabels { kRead, kIgnore };
+
 /// Finds an image set's images and labels in a folder by MNIST's names. A pair is `PREFIXimages-idx3-ubyte`
 /// and `PREFIXlabels-idx1-ubyte`, each plain or with .gz. A prefix that contains "train" marks the training
 /// part, one with "t10k" or "test" the validation part; a single pair is the training part, whatever its
 /// prefix. `path` may also be one images file, which is then used alone.
 ///
+/// With IdxLabels::kIgnore, no labels are read or looked for, as for predictions: all labels are 0.
+///
 /// Numerics: pixels are divided by 255, or by 16 if no pixel of any part exceeds 16 (the digits).
 /// Errors:   those of read_idx() and make_idx_dataset(); c10::ValueError if there is no folder, no pair, or
 ///           several pairs that are not one training and one validation part; all name the files.
-IdxDataset load_idx_dataset(const std::filesystem::path& path, int64_t classes = 0);
+IdxDataset load_idx_dataset(const std::filesystem::path& path, int64_t classes = 0,
+                            IdxLabels labels = IdxLabels::kRead);
 
 /// Returns whether load_idx_dataset() would find two parts in a folder: one to train on, and one to validate on. It reads no
 /// file.

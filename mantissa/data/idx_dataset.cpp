@@ -3,6 +3,7 @@
 #include <system_error>
 #include <vector>
 
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/suggest.h"
@@ -29,8 +30,9 @@ struct Pair {
   fs::path images, labels;
 };
 
-/// Finds the labels beside `images`; a plain file is preferred to a gzip file.
-Pair with_labels(const fs::path& images, const std::string& prefix) {
+/// Finds the labels beside `images`, if they are read; a plain file is preferred to a gzip file.
+Pair with_labels(const fs::path& images, const std::string& prefix, IdxLabels wanted) {
+  if (wanted == IdxLabels::kIgnore) return {prefix, images, {}};
   const fs::path labels = images.parent_path() / (prefix + std::string(kLabels));
   const fs::path gzip = labels.string() + std::string(kGzip);
   std::error_code ignored;
@@ -54,14 +56,14 @@ std::map<std::string, fs::path> find_images(const fs::path& folder, std::error_c
   return images;
 }
 
-std::vector<Pair> find_pairs(const fs::path& path) {
+std::vector<Pair> find_pairs(const fs::path& path, IdxLabels labels) {
   std::string prefix;
   std::error_code error;
   if (fs::is_regular_file(path, error)) {
     TORCH_CHECK_VALUE(has_prefix(path.filename().string(), kImages, prefix), "load_idx_dataset: '",
                       path.string(), "' is not named PREFIX", kImages,
                       "[.gz]; rename it, or give the folder");
-    return {with_labels(path, prefix)};
+    return {with_labels(path, prefix, labels)};
   }
   const std::map<std::string, fs::path> images = find_images(path, error);
   TORCH_CHECK_VALUE(!error, "load_idx_dataset: cannot open folder '", path.string(), "': ", error.message(),
@@ -69,7 +71,7 @@ std::vector<Pair> find_pairs(const fs::path& path) {
   TORCH_CHECK_VALUE(!images.empty(), "load_idx_dataset: no file PREFIX", kImages, "[.gz] in folder '",
                     path.string(), "'; put the images and PREFIX", kLabels, "[.gz] there");
   std::vector<Pair> pairs;
-  for (const auto& [name, file] : images) pairs.push_back(with_labels(file, name));
+  for (const auto& [name, file] : images) pairs.push_back(with_labels(file, name, labels));
   return pairs;
 }
 
@@ -84,7 +86,12 @@ struct Part {
 };
 
 Part read_part(const Pair& pair) {
-  return {read_idx(pair.images), read_idx(pair.labels), pair.images.string(), pair.labels.string()};
+  Part part{read_idx(pair.images), {}, pair.images.string(), pair.labels.string()};
+  if (!pair.labels.empty())
+    part.labels = read_idx(pair.labels);
+  else
+    part.labels = at::zeros({part.images.size(0)}, at::TensorOptions(at::kByte).device(at::kCPU));
+  return part;
 }
 
 void check(const Part& part, int64_t classes) {
@@ -130,10 +137,10 @@ bool has_idx_val_part(const fs::path& folder) {
   return find_images(folder, ignored).size() > 1;
 }
 
-IdxDataset load_idx_dataset(const fs::path& path, int64_t classes) {
+IdxDataset load_idx_dataset(const fs::path& path, int64_t classes, IdxLabels labels) {
   TORCH_CHECK_VALUE(classes >= 0 && classes <= 256, "load_idx_dataset: ", classes,
                     " classes; labels are bytes, so choose 1 to 256, or 0 to take what the labels show");
-  const std::vector<Pair> pairs = find_pairs(path);
+  const std::vector<Pair> pairs = find_pairs(path, labels);
   const Pair* train = &pairs.front();
   const Pair* val = nullptr;
   if (pairs.size() > 1) {

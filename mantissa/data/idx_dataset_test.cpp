@@ -125,6 +125,16 @@ TEST_F(IdxFolder, OnePairIsAllThereIs) {
   EXPECT_EQ(set.train->data().max().item<float>(), 1.f);
 }
 
+TEST_F(IdxFolder, LabelsAreNotLookedForWhereTheyAreIgnored) {
+  write("new-images-idx3-ubyte", {2, 1, 2}, "abcd");
+  EXPECT_THAT(load_error(), HasSubstr("has no labels"));
+  for (const fs::path& path : {folder_, folder_ / "new-images-idx3-ubyte"}) {
+    const IdxDataset set = load_idx_dataset(path, 0, IdxLabels::kIgnore);
+    EXPECT_EQ(set.train->size(), 2);
+    EXPECT_TRUE(set.train->get_batch(at::arange(2)).target.equal(at::zeros({2}, at::kLong)));
+  }
+}
+
 TEST_F(IdxFolder, SeveralSetsNeedAChoice) {
   write_pair("a-", std::string("\x00", 1), 16);
   write_pair("b-", std::string("\x00\x01", 2), 16);
