@@ -173,6 +173,19 @@ TEST_F(OtherData, ATableTrainsAndIsEvaluated) {
   expect_error(fit("--data csv:bad.csv --output other"), 1, {"bad.csv', line 62, column 'height': 'x'"});
 }
 
+TEST_F(OtherData, NamesOfOtherDataAreNotThoseOfTheRun) {
+  write("rows/data.npy", npy("|u1", "(6, 2)", std::string(12, '\1')));
+  std::string targets;
+  for (int i = 0; i < 6; ++i) targets += static_cast<char>(i % 2) + std::string(7, '\0');
+  write("rows/target.npy", npy("<i8", "(6,)", targets));
+  ASSERT_EQ(train("--data npy:rows --model mlp").status, 0);
+  write("animals.csv", "a,b,kind\n1,2,ant\n3,4,zebra\n");
+  const Outcome predicted = run("predict run --quiet --data csv:animals.csv");
+  ASSERT_EQ(predicted.status, 0) << predicted.err;
+  EXPECT_THAT(predicted.out, testing::MatchesRegex("index,class,probability\n0,.,[0-9.]+\n1,.,[0-9.]+\n"))
+      << "class 1 of the run has nothing to do with a zebra";
+}
+
 TEST_F(OtherData, ClassesAndColumnsOfATableAreFoundByTheirNames) {
   std::string table = "width,height,kind\n";
   for (int i = 0; i < 60; ++i)

@@ -32,6 +32,7 @@ const DataKind& kind_of(const std::string& data) {
 /// Returns the data with the numbers that the classes have in the run of the options.
 Data numbered(Data data, const FitOptions& o) {
   if (o.reads_labels) check_class_names(data.names.classes, "--data " + o.data);
+  if (!o.reads_labels) data.names.classes.clear();  // those of other data say nothing about the run's
   if (o.names.classes.empty()) return data;
   for (auto* const part : {&data.train, &data.val})
     if (*part && o.reads_labels && !data.names.classes.empty())
