@@ -79,7 +79,14 @@ std::optional<Tokenizer> find_tokenizer(const GenerateCommand& c) {
                     "' does not exist; give a run's folder, or one with config.json and weights");
   if (std::filesystem::exists(folder / "config.yaml")) {
     const std::string used = option_of_run(c, "tokenizer");
-    if (used.empty()) return std::nullopt;
+    if (used.empty()) {
+      const std::string data = option_of_run(c, "data");
+      TORCH_CHECK_VALUE(
+          data.starts_with("text:"), "the run in '", c.model.folder, "' has trained on --data ", data,
+          ", whose ids are those of an unknown tokenizer; give it as --tokenizer, or the ids of a "
+          "text as --prompt-tokens");
+      return std::nullopt;
+    }
     TORCH_CHECK_VALUE(std::filesystem::exists(used), "the run in '", c.model.folder,
                       "' reads text with the tokenizer '", used,
                       "', which is not there; give its place now as --tokenizer");
@@ -218,7 +225,7 @@ void add_generate(CLI::App& app) {
       ->required()
       ->option_text("MODEL");
   add_text(*sub, "--prompt", c.prompt, "TEXT",
-           "the text to continue; the model of a run without a tokenizer reads its bytes");
+           "the text to continue; the model of a run on text: data without a tokenizer reads its bytes");
   add_text(*sub, "--tokenizer", c.tokenizer, "PATH",
            "a tokenizer's file or folder, for --prompt and the answer; left out: that of the run or of the "
            "model's folder");
