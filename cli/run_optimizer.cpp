@@ -23,7 +23,8 @@ namespace {
 int64_t warmup_steps(const FitOptions& o, int64_t steps) {
   const int64_t requested = o.warmup.warmup_steps, possible = std::min(requested, steps / 2);
   const OptionValue& by_default = default_of(*find_option("warmup_steps"), reads_text(o.values));
-  if (possible < requested && OptionValue(requested) != by_default) {
+  const bool is_meant = OptionValue(requested) != by_default && o.trainer.fast_dev_run == 0;
+  if (possible < requested && is_meant) {
     TORCH_WARN_ONCE("--warmup-steps ", requested, " is more than half of the run's ", steps,
                     " steps, so the learning rate rises over only ", possible,
                     " steps; choose fewer, or train longer");
