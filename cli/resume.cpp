@@ -101,9 +101,9 @@ void resume(const ResumeCommand& command) {
       usage([&] { return resolve(merge(command.flags, options_of_run(before, command.flags))); });
   warn_without_effect(command.flags, o);
   warn_of_dropped_fallback(before, command.flags, o);
+  check_loses_nothing(held);  // first, because more epochs would not help there
   if (const Json result = completed_result(folder); !result.is_null())
     check_goes_further(command.flags, folder, result);
-  check_loses_nothing(held);
   check_saved_paths(folder, command.flags, o);
   check_outputs({{command.json}}, inputs_of(o));
   const InterruptScope interrupt;

@@ -131,6 +131,7 @@ TEST_F(RunLength, FastDevRunTriesEverythingAndLeavesNoCheckpointAndNoLog) {
   const std::set<std::string> left = listing();
   EXPECT_THAT(left, Not(Contains("run/checkpoints")));
   EXPECT_THAT(left, Not(Contains("run/metrics.csv")));
+  expect_error(run("resume run"), 1, {"has no checkpoints to resume from", "fit --weights"});
 }
 
 TEST_F(RunLength, FastDevRunWithoutAFolderLeavesNothing) {
