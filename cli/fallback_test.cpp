@@ -82,6 +82,8 @@ TEST_F(FallbackRuns, AYamlListNamesTheModes) {
   const Outcome list = fit("--config list.yaml --print-config");
   EXPECT_THAT(list.out,
               AllOf(HasSubstr("\nprecision: 16-mixed "), HasSubstr("\nfallback: bf16-mixed,32-true ")));
+  EXPECT_THAT(fit("--precision '16-mixed, bf16' --print-config").out, HasSubstr("\nfallback: bf16-mixed "))
+      << "an alias, as it is alone";
   write("again.yaml", list.out);
   EXPECT_EQ(fit("--config again.yaml --print-config").out, list.out);
 }
@@ -106,6 +108,10 @@ TEST_F(FallbackRuns, WrongListsAreRefused) {
   refuses("--fallback fp16", {"--fallback: precision 'fp16' is not a mode", "did you mean '16-mixed'"});
   refuses("--precision 16-mixed --fallback 16-mixed", {"--fallback: 16-mixed is named twice"});
   refuses("--precision all --fallback 16-mixed", {"--precision all trains in every mode"});
+  refuses("--precision 16-mixed,", {"--precision '16-mixed,' has an empty name"});
+  refuses("--precision 16-mixed,none",
+          {"--precision: none is no mode, and cannot be combined with one; leave it out"});
+  refuses("--fallback 32-true,none", {"--fallback: none is no mode"});
   refuses("--precision 16-mixed,all", {"--precision all trains in every mode"});
   refuses("--precision 16-mixed,32-true --fallback bf16-mixed", {"--fallback bf16-mixed does, too"});
   refuses("--fallback 32-true --no-enable-checkpointing", {"--fallback 32-true continues from a checkpoint"});

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,19 +43,16 @@ std::optional<double> own_momentum(const std::string& optimizer) {
   return std::nullopt;
 }
 
-/// Refuses a name in a list of modes that is none with the same suggestions as a single one.
-void check_modes(const std::string& flag, const std::string& names) {
-  const std::vector<std::string>& known = find_option("precision")->choices;
-  std::istringstream in(names);
-  for (std::string name; std::getline(in, name, ',');) {
-    const bool is_known = std::find(known.begin(), known.end(), name) != known.end() ||
-                          canonical_mode(name) != name || name.empty() || name == "none";
-    if (is_known) continue;
-    try {
-      find_mode(name);
-    } catch (const c10::ValueError& error) {
-      C10_THROW_ERROR(ValueError, flag + ": " + error.what_without_backtrace());
-    }
+/// Returns the canonical name of a mode in a list, whose suggestions are those of a single one.
+std::string listed_mode(const std::string& flag, const std::string& name) {
+  TORCH_CHECK_VALUE(name != "none", flag, ": none is no mode, and cannot be combined with one; leave it out");
+  TORCH_CHECK_VALUE(
+      name != "all",
+      "--precision all trains in every mode, and falls back to none; leave out 'all' or --fallback");
+  try {
+    return find_mode(name).name;
+  } catch (const c10::ValueError& error) {
+    C10_THROW_ERROR(ValueError, flag + ": " + error.what_without_backtrace());
   }
 }
 
@@ -68,19 +64,13 @@ std::pair<std::string, std::string> modes_in(const std::string& precision, const
   TORCH_CHECK_VALUE(comma == std::string::npos || fallback == "none", "--precision ", precision,
                     " names the modes to fall back to, and --fallback ", fallback,
                     " does, too; leave one of them out");
-  const std::string first = precision.substr(0, comma);
-  std::vector<std::string> names{first};
   const bool are_listed = comma != std::string::npos;
-  const std::string others = are_listed ? precision.substr(comma + 1) : fallback;
   const std::string flag = are_listed ? "--precision" : "--fallback";
-  check_modes(flag, others);
-  for (const std::string& name : parse_list(flag, others, find_option("precision")->choices))
-    names.push_back(name);
-  TORCH_CHECK_VALUE(
-      std::count(names.begin(), names.end(), "all") == 0,
-      "--precision all trains in every mode, and falls back to none; leave out 'all' or --fallback");
+  std::vector<std::string> names = parse_words(flag, are_listed ? precision : fallback);
+  if (!are_listed) names.insert(names.begin(), precision);
+  const std::string first = names[0];
   for (std::string& name : names) {
-    name = find_mode(name).name;
+    name = listed_mode(&name == names.data() ? "--precision" : flag, name);
     TORCH_CHECK_VALUE(std::count(names.begin(), names.end(), name) == 1, "--fallback: ", name,
                       " is named twice, and a mode that has diverged would diverge again; name it once");
   }
