@@ -75,6 +75,11 @@ constexpr const char* type_name() {
   return "TEXT";
 }
 
+/// Returns the problem of a list without a word, or "".
+std::string has_a_name(const std::string& text) {
+  return text.empty() ? "'' has no name; give names with commas between them, or leave it out" : "";
+}
+
 template <typename Value>
 void add_value(CLI::App& subcommand, OptionValues& values, const Option& option, const std::string& help) {
   std::string flags = flag_of(option.name);
@@ -94,6 +99,7 @@ void add_value(CLI::App& subcommand, OptionValues& values, const Option& option,
     added->check([](const std::string& word) { return parse_number<Value>(word).problem; }, "");
   // In a configuration "" means none; on the command line it most likely comes from an unset variable.
   if (option.names_a_file) added->check(names_a_file, "");
+  if (option.is_list && option.choices.empty()) added->check(has_a_name, "");
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Tests of the errors for wrong options: words, numbers, keys and variables of the environment.
 #include <algorithm>
 
+#include <c10/util/StringUtil.h>
+
 #include "cli/test_support_internal.h"
 
 namespace mantissa::cli::option_errors_test {
@@ -46,6 +48,11 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   for (const char* flag : {"--config", "--json"})
     expect_error(fit(std::string(flag) + "= --model mlp"), 2,
                  {flag, "'' is not a file; name one, or leave it out"});
+  for (const char* flag : {"--features", "--train-only", "--optim-32bit-modules", "--ignore-modules"})
+    for (const char* list : {"", ",", "a,"})
+      expect_error(fit(c10::str(flag, " '", list, "' --model mlp")), 2,
+                   {flag, c10::str("'", list, "' has"), " name"});
+  expect_error(fit("--logger csv,"), 2, {"--logger 'csv,' has an empty name"});
   expect_error(fit("--batchsize=3"), 2, {"'--batchsize'", "did you mean '--batch-size'?"});
   expect_error(fit("--max-epochs 99999999999999999999"), 2, {"99999999999999999999", "out of range"});
   expect_error(fit("--lr 1e7"), 2, {"--lr", "choose 0 to 1e6"});

@@ -4,7 +4,6 @@
 #include <array>
 #include <cctype>
 #include <cstdint>
-#include <sstream>
 #include <string_view>
 
 #include <c10/util/Exception.h>
@@ -84,8 +83,7 @@ std::vector<std::string> parse_list(const std::string& flag, const std::string& 
   TORCH_CHECK_VALUE(!text.empty(), flag, " is empty; write 'none' to choose none");
   if (text == "none") return {};
   std::vector<std::string> words;
-  std::istringstream in(text);
-  for (std::string word; std::getline(in, word, ',');) {
+  for (const std::string& word : parse_words(flag, text)) {
     check_choice(flag, word, choices);
     TORCH_CHECK_VALUE(word != "none", flag, " '", text,
                       "': none cannot be combined with other values; leave it or the others out");

@@ -230,8 +230,8 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to(&TrainerOptions::cpu_kernels),
        .default_value = "",
-       .help = "which kernels compute in 16 bits on the CPU, e.g. avx2 or *product=libtorch; empty: the "
-               "fastest here",
+       .help = "which kernels compute in 16 bits on the CPU, e.g. avx2 or *product=libtorch; left out: "
+               "the fastest here",
        .is_list = true,
        .in_resume = true,
        .in_trained = true},
