@@ -134,6 +134,13 @@ void ConfigFields::check_at_most(const std::string& name, int64_t value, int64_t
                      " can be read: give the config.json that belongs to the weights");
 }
 
+void ConfigFields::check_above_0(const std::string& name, int64_t value) const {
+  const auto found = object_.find(name);
+  const bool is_given = found != object_.end() && !found->is_null();
+  if (is_given && value <= 0)
+    refuse(name, "is not above 0; give the config.json that belongs to the weights");
+}
+
 void ConfigFields::accept_only(const std::string& name, const Json& value) {
   const Json* const found = find(name);
   if (found && *found != value)

@@ -35,6 +35,8 @@ class ConfigFields {
   void require(const std::string& name) const;
   /// Refuses a size that no model has and that would fill the memory before it is compared with the weights.
   void check_at_most(const std::string& name, int64_t value, int64_t most) const;
+  /// Refuses a size that is given and not above 0, where a missing one has a default.
+  void check_above_0(const std::string& name, int64_t value) const;
   /// Refuses the field unless it is missing, null or `value`.
   void accept_only(const std::string& name, const nlohmann::json& value);
   /// Refuses fields that were not read, except those of transformers that do not change logits or gradients of a decoder

@@ -124,6 +124,16 @@ TEST(LlamaConfig, RefusesValuesByName) {
   EXPECT_THAT(error_with("rope_theta", "x"), HasSubstr("rope_theta \"x\" is no number"));
   EXPECT_THAT(error_with("mlp_bias", 1), HasSubstr("mlp_bias 1 is neither true nor false"));
   EXPECT_THAT(error_with("model_type", 3), HasSubstr("model_type 3 is no text"));
+  for (const char* size : {"num_key_value_heads", "head_dim"}) {
+    EXPECT_THAT(error_with(size, 0), HasSubstr(std::string(size) + " 0 is not above 0"));
+    EXPECT_THAT(error_with(size, -2), HasSubstr(std::string(size) + " -2 is not above 0"));
+    EXPECT_EQ(error_with(size, nullptr), "no error");
+  }
+  for (const Json& id : {Json(128256), Json(-1), Json{1, 128256}})
+    EXPECT_THAT(error_with("eos_token_id", id),
+                HasSubstr("is outside of the vocabulary, 0 to 128255; give the ids that end a text"));
+  EXPECT_EQ(error_with("eos_token_id", 128255), "no error");
+  EXPECT_EQ(error_with("eos_token_id", nullptr), "no error");
   EXPECT_THAT(error_with("num_attention_heads", 30), HasSubstr("not a multiple of num_key_value_heads 8"));
   EXPECT_THAT(error_with("rope_scaling", "llama3"), HasSubstr("rope_scaling: is no JSON object"));
   EXPECT_THAT(error_with("rope_scaling", Json{{"rope_type", "llama3"}, {"factor", 2}}),

@@ -52,6 +52,10 @@ void check_llama_options(const LlamaOptions& o, const std::string& who) {
   TORCH_CHECK_VALUE(!o.pad_token_id || (*o.pad_token_id >= 0 && *o.pad_token_id < o.vocab_size), who,
                     ": pad_token_id ", o.pad_token_id.value_or(0), " is outside of the vocabulary, 0 to ",
                     o.vocab_size - 1, "; leave it out if texts have no padding");
+  for (const int64_t id : o.eos_token_id)
+    TORCH_CHECK_VALUE(id >= 0 && id < o.vocab_size, who, ": eos_token_id ", id,
+                      " is outside of the vocabulary, 0 to ", o.vocab_size - 1,
+                      "; give the ids that end a text, or none: null in config.json");
   if (o.rope_scaling) check_rope_scaling(*o.rope_scaling, who);
 }
 
