@@ -11,11 +11,11 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
+#include "cli/encoded_text.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/json_output.h"
 #include "cli/outputs.h"
-#include "mantissa/data/text.h"
 #include "mantissa/data/token_file.h"
 #include "mantissa/data/tokenizers/tokenizer.h"
 
@@ -40,10 +40,7 @@ void run_tokenize(const TokenizeCommand& c) {
   const int64_t vocabulary = tokenizer.vocabulary_size();
   TORCH_CHECK_VALUE(!c.has_no_header || vocabulary <= 65536, "--no-header: the ids of ", vocabulary,
                     " tokens need 32 bits, which a file without a header cannot say; leave it out");
-  const at::Tensor bytes = load_text(c.text);
-  const auto size = static_cast<size_t>(bytes.numel());
-  std::vector<int64_t> ids = tokenizer.encode({static_cast<const char*>(bytes.const_data_ptr()), size},
-                                              /*add_special_tokens=*/false);
+  auto [size, ids] = encode_text_file(c.text, tokenizer);
   TORCH_CHECK_VALUE(!ids.empty(), "'", c.text, "' has no text that the tokenizer knows; give another");
   const auto count = static_cast<int64_t>(ids.size());
   write_token_file(c.output, at::from_blob(ids.data(), {count}, at::TensorOptions(at::kLong)),

@@ -53,7 +53,10 @@ TEST_F(Tokens, ATextBecomesAFile) {
 
 TEST_F(Tokens, TokenizeNamesWhatIsWrong) {
   write("bad.txt", "ab\xFF");
-  expect_error(run("tokenize bad.txt --tokenizer tokenizer -o t.bin"), 1, {"not UTF-8 at byte 2"});
+  expect_error(run("tokenize bad.txt --tokenizer tokenizer -o t.bin"), 1,
+               {"text file 'bad.txt' is not UTF-8 at byte 2", "convert it to UTF-8"});
+  expect_error(fit("--data text:bad.txt --tokenizer tokenizer --model llama-tiny --output run"), 1,
+               {"text file 'bad.txt' is not UTF-8 at byte 2"});
   write("other.txt", "xyz");
   expect_error(run("tokenize other.txt --tokenizer tokenizer -o t.bin"), 1, {"'other.txt' has no text"});
   expect_error(run("tokenize text.txt --tokenizer none -o t.bin"), 1, {"none': no such file"});
@@ -74,6 +77,11 @@ TEST_F(Tokens, ARunTrainsResumesAndWrites) {
   ASSERT_EQ(validated.status, 0) << validated.err;
   EXPECT_EQ(json::parse(validated.out)["samples"], 2);  // windows of 128 in a tenth of 3,001 tokens
   fs::remove(folder_ / "tokens.bin");                   // the data is not needed
+  expect_error(run("generate run --prompt ab"), 2,
+               {"the run in 'run' has trained on --data tokens:tokens.bin, whose ids are those of an unknown "
+                "tokenizer",
+                "--tokenizer", "--prompt-tokens"});
+  EXPECT_EQ(run("generate run --prompt-tokens 1,2 --max-new-tokens 1 --quiet").status, 0);
   const Outcome made =
       run("generate run --tokenizer tokenizer --prompt 'ab abc ab abc ab' --temperature 0 --max-new-tokens 1 "
           "--quiet");

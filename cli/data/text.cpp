@@ -6,13 +6,13 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include "cli/data/kinds.h"
+#include "cli/encoded_text.h"
 #include "cli/fit_options.h"
 #include "mantissa/data/tokenizers/tokenizer.h"
 
@@ -37,12 +37,9 @@ ModelInput text_input(const std::optional<Tokenizer>& tokenizer, const FitOption
 }
 
 Text read_text(const std::string& path, const FitOptions& o) {
-  const at::Tensor bytes = load_text(path);
   const std::optional<Tokenizer> tokenizer = text_tokenizer(o);
-  if (!tokenizer) return {bytes, "bytes", text_input(tokenizer, o)};
-  const std::string_view text(static_cast<const char*>(bytes.const_data_ptr()),
-                              static_cast<size_t>(bytes.numel()));
-  std::vector<int64_t> ids = tokenizer->encode(text, /*add_special_tokens=*/false);
+  if (!tokenizer) return {load_text(path), "bytes", text_input(tokenizer, o)};
+  std::vector<int64_t> ids = encode_text_file(path, *tokenizer).ids;
   const auto count = static_cast<int64_t>(ids.size());
   return {at::from_blob(ids.data(), {count}, at::TensorOptions(at::kLong)).to(at::kInt), "tokens",
           text_input(tokenizer, o)};

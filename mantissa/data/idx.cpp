@@ -57,6 +57,13 @@ class MemorySource final : public Source {
   std::string_view rest_;
 };
 
+/// Returns an error of zlib without the number that stands for the file there: "<fd:3>: unexpected end of file".
+std::string_view without_place(std::string_view why) {
+  constexpr std::string_view kSeparator = ": ";
+  const size_t end = why.starts_with("<fd:") ? why.find(kSeparator) : std::string_view::npos;
+  return end == std::string_view::npos ? why : why.substr(end + kSeparator.size());
+}
+
 /// Reads plain and gzip files: zlib passes data through that do not begin as gzip.
 class FileSource final : public Source {
  public:
@@ -78,7 +85,7 @@ class FileSource final : public Source {
       TORCH_CHECK(code != Z_ERRNO, "cannot read IDX file '", name_,
                   "': ", std::generic_category().message(errno), "; check the disk");
       TORCH_CHECK_VALUE(got >= 0 && code != Z_BUF_ERROR, "IDX file '", name_, "': its gzip stream is ",
-                        code == Z_BUF_ERROR ? "truncated" : "corrupt", " (", why, ") after ",
+                        code == Z_BUF_ERROR ? "truncated" : "corrupt", " (", without_place(why), ") after ",
                         done + static_cast<uint64_t>(std::max(got, 0)), " of ", n,
                         " unpacked bytes; get the file again from its source");
       if (got == 0) break;
