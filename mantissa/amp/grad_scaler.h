@@ -45,9 +45,9 @@ struct GradScalerOptions {
   /// step is skipped. 1: the scale backs off at every overflow, as in torch.
   int64_t hysteresis_steps = 1;
 
-  /// After this many skipped steps of an optimizer in a row, and again after each further multiple of it, a
-  /// warning names the first parameters whose gradients held inf or nan before they were clipped. Only this
-  /// warning reads them on the host, in unscale_(), and only if the next step may trigger it. 0: never. It
+  /// After this many skipped or retried steps of an optimizer in a row, and again after each further multiple
+  /// of it, a warning names the first parameters whose gradients held inf or nan before they were clipped. Only
+  /// this warning reads them on the host, in unscale_(), and only if the next step may trigger it. 0: never. It
   /// does not apply to StepSupportsAmpScaling optimizers, whose skips the host does not see unless
   /// note_step() reports them.
   int64_t warn_after_skips = 10;
