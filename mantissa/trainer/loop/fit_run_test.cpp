@@ -209,7 +209,7 @@ TEST(FitRun, BatchesWithoutASampleAreCountedAndLeftOut) {
   TrainerOptions options{.max_epochs = 2};
   options.callbacks = {recorder};
   ListLoader train({empty, one, empty}), val({empty, one});
-  const FitResult result = Trainer(options).fit(task, train, val);
+  const FitResult result = Trainer(options).fit(task, train, &val);
   EXPECT_EQ(result.epochs, 2);
   EXPECT_EQ(result.steps, 6);
   EXPECT_EQ(task.weight(), -2) << "of the two batches with a sample";
