@@ -39,6 +39,7 @@ struct Layers : Task {
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
     at::Tensor x = net[0]->as<torch::nn::Linear>()->forward(batch.data);
+    if (routes_none) x = x.narrow(0, 0, 0);
     for (int i = 0; i < calls; ++i) x = net[1]->as<torch::nn::Linear>()->forward(x);
     return net[2]->as<torch::nn::Linear>()->forward(x).sum();
   }
@@ -46,6 +47,7 @@ struct Layers : Task {
 
   torch::nn::Sequential net{torch::nn::Linear(4, 4), torch::nn::Linear(4, 4), torch::nn::Linear(4, 1)};
   int calls = 1;
+  bool routes_none = false;  ///< as to an expert of a mixture
 };
 
 std::vector<Batch> batches_of(const std::vector<std::vector<float>>& rows) {
@@ -70,6 +72,7 @@ struct Fit {
   PrecisionMonitorOptions options = {.every_n_steps = 1};
   TrainerOptions run = {};
   int calls = 1;
+  bool routes_none = false;
   std::filesystem::path from = {};
   std::shared_ptr<RecordingLogger> logger = std::make_shared<RecordingLogger>();
   std::shared_ptr<Sampled> sampled = std::make_shared<Sampled>();
@@ -77,6 +80,7 @@ struct Fit {
   PrecisionReport report() {
     Layers task;
     task.calls = calls;
+    task.routes_none = routes_none;
     const auto monitor = std::make_shared<PrecisionMonitor>(options);
     run.device = "cpu";
     run.precision = precision;
@@ -172,8 +176,9 @@ TEST(PrecisionMonitorLayers, NaNAndInfAreThere) {
   EXPECT_THAT(run.logger->lines[0], HasSubstr("quantization/error/1/output=nan"));
 }
 
-TEST(PrecisionMonitorLayers, AnEmptyBatchLeavesOnlyTheWeight) {
-  Fit run{.rows = {{}}, .options = {.every_n_steps = 1, .error_every_n_steps = 1}};
+TEST(PrecisionMonitorLayers, AnEmptyInputLeavesOnlyTheWeight) {
+  Fit run{
+      .rows = {{1, 2, 3, 4}}, .options = {.every_n_steps = 1, .error_every_n_steps = 1}, .routes_none = true};
   const LayerStatistics layer = run.report().layers.at("1");
   EXPECT_THAT(layer.tensors, ElementsAre(Key("weight")));
   EXPECT_EQ(layer.products.count("output"), 0);
