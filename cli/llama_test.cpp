@@ -41,6 +41,17 @@ class HuggingFace : public Program {
                               .bos_token_id = 7};
 };
 
+TEST_F(HuggingFace, ARunWhoseModelHasMovedSaysWhereItWas) {
+  ASSERT_EQ(fit_llama("--output tuned").status, 0);
+  std::filesystem::rename(folder_ / "llama", folder_ / "elsewhere");
+  for (const char* const command :
+       {"resume tuned --max-steps 3", "validate tuned", "generate tuned --prompt a"})
+    expect_error(run(command), 1,
+                 {"hf:llama in 'tuned/config.yaml'", "'llama' is not there", "under `model`"});
+  std::filesystem::rename(folder_ / "elsewhere", folder_ / "llama");
+  EXPECT_EQ(run("resume tuned --max-steps 3 --quiet").status, 0);
+}
+
 TEST_F(HuggingFace, ALlamaIsFineTunedAndConvertedToAFolderForTransformers) {
   const Outcome trained = fit_llama("--weights llama --precision bf16-true --lr 0.1 --optimizer sgd");
   ASSERT_EQ(trained.status, 0) << trained.err;

@@ -8,6 +8,7 @@
 #include "cli/data/kinds.h"
 #include "cli/fit_options.h"
 #include "cli/option.h"
+#include "mantissa/models/registry.h"
 
 namespace mantissa::cli {
 
@@ -32,6 +33,16 @@ void check_saved_paths(const fs::path& folder, const OptionValues& flags, const 
     check_is_there(folder, "data", o.data, path_of_data(o.data));
   if (!o.tokenizer.empty() && !flags.has("tokenizer"))
     check_is_there(folder, "tokenizer", o.tokenizer, o.tokenizer);
+}
+
+void check_saved_model(const fs::path& folder, const OptionValues& saved) {
+  const auto* const model = saved.get_if<std::string>("model");
+  if (!model || !is_model_path(*model)) return;
+  const std::string path = model->substr(model->find(':') + 1);
+  std::error_code ignored;
+  TORCH_CHECK(fs::exists(path, ignored), "the run in '", folder.string(), "' has --model ", *model, " in '",
+              (folder / "config.yaml").string(), "', and '", path,
+              "' is not there; move it back, or write its place now under `model` in that file");
 }
 
 void check_same_kind(const fs::path& folder, const OptionValues& flags, const OptionValues& saved) {

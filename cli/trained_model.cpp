@@ -225,6 +225,7 @@ OptionValues read_run_config(const fs::path& folder) {
   TORCH_CHECK_VALUE(is_whole, "'", config.string(),
                     "' lacks options that every run writes (model, data, precision, seed, lr, batch_size, "
                     "optimizer); restore the file, or begin another run from the weights: fit --weights");
+  check_saved_model(folder, options);
   return options;
 }
 

@@ -23,7 +23,7 @@
 namespace mantissa::cli {
 
 /// Returns the configuration of the run in `folder`.
-/// Errors: c10::ValueError if there is none, and those of read_yaml().
+/// Errors: c10::ValueError if there is none; those of read_yaml() and check_saved_model().
 OptionValues read_run_config(const std::filesystem::path& folder);
 
 /// The options that validate, test and predict share.
