@@ -76,6 +76,7 @@ TEST_F(FineTuning, AFlagTakesAwayTheFileThatAConfigurationNames) {
   ASSERT_EQ(train("--config tune.yaml --adapter none --weights none --output none").status, 0);
   ASSERT_EQ(train("--data idx:many --classes 7 --model mlp --output random").status, 0);
   EXPECT_TRUE(at::equal(weights("none").at("layers.0.weight"), weights("random").at("layers.0.weight")));
+  expect_error(run("validate random --weights none"), 2, {"--weights none", "leave it out"});
 }
 
 TEST_F(FineTuning, AFileMayLackTheHeadAndNothingElse) {

@@ -272,6 +272,10 @@ Opened open_weights(const TrainedModelCommand& command, OptionValues saved, Comm
   run.options = usage([&] { return resolve(merge(command.flags, opened.saved)); });
   const FitOptions& o = run.options;
   if (o.precision() == "all") throw UsageError("--precision all is for fit; choose one mode");
+  if (command.flags.has("weights") && o.weights.empty())
+    throw UsageError(
+        "--weights none: only fit begins with random weights; leave it out for the run's own, or give a "
+        "file");
   warn_without_effect(command.flags, o);
   for (const std::string& input : inputs_of(o)) files.inputs.push_back(input);
   check_outputs(files.outputs, files.inputs);
