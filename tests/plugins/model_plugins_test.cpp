@@ -107,7 +107,7 @@ TEST_F(ModelPluginRuns, APluginThatIsGoneIsNamed) {
   std::filesystem::remove(folder_ / "mine.so");
   const Outcome resumed = run("resume run --quiet --max-steps 2");
   EXPECT_NE(resumed.status, 0);
-  EXPECT_THAT(resumed.text, HasSubstr("plug-in 'mine.so': there is no such file"));
+  EXPECT_THAT(resumed.text, HasSubstr("lib:mine.so in 'run/config.yaml', and 'mine.so' is not there"));
 }
 
 }  // namespace
