@@ -59,14 +59,14 @@ const std::vector<Quantized4Build>& quantized4_builds() {
     {CpuTier::kAmxBf16, avx512::quantize4, avx512::dequantize4, avx512::dequantize_rows4,
      avx512_bf16::product4, avx512::arrange_rows4, avx512::few_rows4, 12, 32, amx_bf16::tiles4},
     {CpuTier::kAvx512Bf16, avx512::quantize4, avx512::dequantize4, avx512::dequantize_rows4,
-     avx512_bf16::product4, avx512::arrange_rows4, avx512::few_rows4, 12, 32},
+     avx512_bf16::product4, avx512::arrange_rows4, avx512::few_rows4, 12, 32, nullptr},
     {CpuTier::kAvx512, avx512::quantize4, avx512::dequantize4, avx512::dequantize_rows4, avx512::product4,
-     avx512::arrange_rows4, avx512::few_rows4, 12, 32},
+     avx512::arrange_rows4, avx512::few_rows4, 12, 32, nullptr},
     {CpuTier::kAvx2, avx2::quantize4, avx2::dequantize4, avx2::dequantize_rows4, avx2::product4,
-     avx2::arrange_rows4, avx2::few_rows4, 6, 16},
+     avx2::arrange_rows4, avx2::few_rows4, 6, 16, nullptr},
 #endif
     {CpuTier::kGeneric, generic::quantize4, generic::dequantize4, generic::dequantize_rows4,
-     generic::product4, nullptr, nullptr, 1, 64}
+     generic::product4, nullptr, nullptr, 1, 64, nullptr}
   };
   return builds;
 }

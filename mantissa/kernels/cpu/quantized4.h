@@ -17,8 +17,8 @@ struct Quantized4Build {
   Product4Part* product;
   ArrangeRows4* arrange_rows;  ///< null: product() also computes a few rows
   FewRows4Part* few_rows;
-  int64_t mr, nr;               ///< see GemmBuild
-  Tiles4Part* tiles = nullptr;  ///< for products of at least first_rows_in_tiles4(), if Linux grants tiles
+  int64_t mr, nr;     ///< see GemmBuild
+  Tiles4Part* tiles;  ///< null, or for products of at least first_rows_in_tiles4(), if Linux grants tiles
 };
 
 /// The best build comes first; the last one runs on any CPU.
