@@ -8,6 +8,7 @@
 #include "cli/data/kinds.h"
 #include "cli/fit_options.h"
 #include "cli/option.h"
+#include "cli/run_data.h"
 #include "mantissa/models/registry.h"
 
 namespace mantissa::cli {
@@ -16,13 +17,17 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// `value` is that of the option, and `path` the part of it that is a path.
+/// `value` is that of the option, `path` the part of it that is a path, and `cure` what to do if it is not there.
 void check_is_there(const fs::path& folder, const char* option, const std::string& value,
-                    const std::string& path) {
+                    const std::string& path, const std::string& cure) {
   std::error_code ignored;
   TORCH_CHECK(fs::exists(path, ignored), "the run in '", folder.string(), "' has ", flag_of(option), " ",
-              value, " in '", (folder / "config.yaml").string(), "', and '", path,
-              "' is not there; give its place now as ", flag_of(option));
+              value, " in '", (folder / "config.yaml").string(), "', and '", path, "' is not there; ", cure);
+}
+
+void check_is_there(const fs::path& folder, const char* option, const std::string& value,
+                    const std::string& path) {
+  check_is_there(folder, option, value, path, "give its place now as " + flag_of(option));
 }
 
 }  // namespace
@@ -38,11 +43,8 @@ void check_saved_paths(const fs::path& folder, const OptionValues& flags, const 
 void check_saved_model(const fs::path& folder, const OptionValues& saved) {
   const auto* const model = saved.get_if<std::string>("model");
   if (!model || !is_model_path(*model)) return;
-  const std::string path = model->substr(model->find(':') + 1);
-  std::error_code ignored;
-  TORCH_CHECK(fs::exists(path, ignored), "the run in '", folder.string(), "' has --model ", *model, " in '",
-              (folder / "config.yaml").string(), "', and '", path,
-              "' is not there; move it back, or write its place now under `model` in that file");
+  check_is_there(folder, "model", *model, path_of_model(*model),
+                 "move it back, or write its place now under `model` in that file");
 }
 
 void check_same_kind(const fs::path& folder, const OptionValues& flags, const OptionValues& saved) {

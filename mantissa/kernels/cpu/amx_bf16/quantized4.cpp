@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "mantissa/kernels/cpu/avx512/code4_internal.h"
+#include "mantissa/kernels/cpu/avx512_bf16/vector_internal.h"
 #include "mantissa/kernels/cpu/product4_internal.h"
 #include "mantissa/kernels/cpu/quantized4_kernel.h"
 
@@ -19,9 +20,9 @@ constexpr int64_t kTileFloats = 256;            // a tile of 16 lines of 64 byte
 constexpr int64_t kDeep = 32, kTileLines = 16;  // steps of k that a tile holds, and its lines
 constexpr int64_t kPanelFloats = kTileKC4 / 2 * kTile4;
 
-Float first_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
-Float second_of(__m512i pairs) {
-  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+Float first_of(Float pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16)); }
+Float second_of(Float pairs) {
+  return _mm512_and_ps(pairs, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
 /// AVX-512 with packed panels of pairs of bf16: kNumbers panels, whose sum is the weight.
@@ -31,14 +32,10 @@ struct Terms4 : Single {
   static constexpr int kSteps = 2, kTerms = kNumbers;
 
   static void store_pairs(float* to, Float first, Float second) {
-    alignas(64) static constexpr uint16_t kInTurn[] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 #pragma GCC unroll 3
     for (int term = 0; term < kTerms; ++term) {
-      const __m512i pairs = _mm512_permutexvar_epi16(
-          _mm512_load_si512(kInTurn), reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
-      store(to + term * kPanelFloats, _mm512_castsi512_ps(pairs));
+      const Float pairs = avx512_bf16::pairs_of_lanes(first, second);
+      store(to + term * kPanelFloats, pairs);
       if (term + 1 == kTerms) return;
       first = sub(first, first_of(pairs));
       second = sub(second, second_of(pairs));
@@ -142,16 +139,12 @@ template <int kTerms>
 void multiply(const float* a, const float* b, int64_t depth, float* sums, bool accumulate) {
   constexpr int64_t kLine = kTile4 * sizeof(float);
   complete_stores();
-  const auto each_sum = [&](auto run) __attribute__((always_inline)) {
-    run(sums, sums + 16, sums + kTileLines * kTile4, sums + kTileLines * kTile4 + 16);
-  };
+  float* const lower = sums + kTileLines * kTile4;
   if (accumulate) {
-    each_sum([](float* s0, float* s1, float* s2, float* s3) __attribute__((always_inline)) {
-      _tile_loadd(0, s0, kLine);
-      _tile_loadd(1, s1, kLine);
-      _tile_loadd(2, s2, kLine);
-      _tile_loadd(3, s3, kLine);
-    });
+    _tile_loadd(0, sums, kLine);
+    _tile_loadd(1, sums + 16, kLine);
+    _tile_loadd(2, lower, kLine);
+    _tile_loadd(3, lower + 16, kLine);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -199,12 +192,10 @@ void multiply(const float* a, const float* b, int64_t depth, float* sums, bool a
     a += kTileFloats * 2 * kTerms;
     b += kDeep / 2 * kTile4;
   }
-  each_sum([](float* s0, float* s1, float* s2, float* s3) __attribute__((always_inline)) {
-    _tile_stored(0, s0, kLine);
-    _tile_stored(1, s1, kLine);
-    _tile_stored(2, s2, kLine);
-    _tile_stored(3, s3, kLine);
-  });
+  _tile_stored(0, sums, kLine);
+  _tile_stored(1, sums + 16, kLine);
+  _tile_stored(2, lower, kLine);
+  _tile_stored(3, lower + 16, kLine);
 }
 
 /// Adds the products of a row that the terms do not represent. Those of the weight are added up to float32 again.
@@ -217,7 +208,7 @@ void add_row(const Row<Source>& row, int64_t depth, const float* b, float* sums)
     for (int64_t k = 0; k < depth; ++k) {
       Float weight = Single::zero();
       for (int term = kTerms; term-- > 0;) {
-        const __m512i pairs = _mm512_loadu_si512(b + term * kPanelFloats + k / 2 * kTile4 + v);
+        const Float pairs = Single::load(b + term * kPanelFloats + k / 2 * kTile4 + v);
         weight = Single::add(weight, k % 2 == 0 ? first_of(pairs) : second_of(pairs));
       }
       total = Single::fma(Single::set(values[k]), weight, total);
@@ -287,7 +278,7 @@ void multiply_part(const Product4& p, const Gemm& g, const GemmPart& part, float
   const auto size =
       tile_scratch4<Single>(kTerms, part.row_end - part.row_begin, part.col_end - part.col_begin);
   float *const a = scratch, *const b = a + size.rows, *const sums = b + size.panel;
-  constexpr int64_t kRowFloats = kTile4 * kTileKC4 / 2 * kTerms;  // of a micro-tile's operand a
+  constexpr int64_t kRowFloats = kPanelFloats * kTerms;  // of a micro-tile's operand a
   uint32_t others[kGemmSumRows / kTile4];
   for (int64_t col = part.col_begin; col < part.col_end; col += kGemmNC) {
     const int64_t cols = least<Single>(kGemmNC, part.col_end - col), panels = (cols + kTile4 - 1) / kTile4;
@@ -316,12 +307,12 @@ void multiply_part(const Product4& p, const Gemm& g, const GemmPart& part, float
 }  // namespace
 
 void tiles4(const Product4& p, const Gemm& g, const GemmPart& part, float* scratch) {
-  switch (p.a.element) {
-    case Element::kBFloat16:
+  switch (terms_of4<Single>(p.a.element)) {
+    case 1:
       return multiply_part<1>(p, g, part, scratch);
-    case Element::kFloat16:
+    case 2:
       return multiply_part<2>(p, g, part, scratch);
-    case Element::kFloat32:
+    default:
       return multiply_part<3>(p, g, part, scratch);
   }
 }

@@ -17,16 +17,7 @@ struct Vectors4 : avx512::Avx512Code4 {
     Avx512Bf16::pack_pairs<kWidth>(element, panels, width, depth, to);
   }
 
-  static void store_pairs(float* to, Float first, Float second) { store(to, pair(first, second)); }
-
- private:
-  static Float pair(Float first, Float second) {
-    alignas(64) static constexpr uint16_t kInTurn[] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
-    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(kInTurn), both));
-  }
+  static void store_pairs(float* to, Float first, Float second) { store(to, pairs_of_lanes(first, second)); }
 };
 
 }  // namespace

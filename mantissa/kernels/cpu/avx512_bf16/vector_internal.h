@@ -61,6 +61,15 @@ struct Pairs<Element::kFloat32> {
   }
 };
 
+/// Returns the pair of each lane, rounded to bf16, with that of `first` in the low half.
+inline __m512 pairs_of_lanes(__m512 first, __m512 second) {
+  alignas(64) static constexpr uint16_t kInTurn[] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                     21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                     11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(kInTurn), both));
+}
+
 /// pack_micro_panel() of gemm_blocked_internal.h for any k_stride, with `depth` elements of k in pairs. The
 /// earlier element is in the low half of a lane; an odd last element is paired with 0.
 template <int kWidth, Element kElement>
