@@ -166,7 +166,8 @@ std::vector<Fp8LayerSpeed> LayerSpeeds::all() {
   const std::lock_guard lock(mutex_);
   std::vector<Fp8LayerSpeed> all;
   for (const auto& [key, row] : cache_.rows())
-    if (const auto cached = speed_of(key, row); cached && !known_.contains(key)) all.push_back(*cached);
+    if (const auto cached = speed_of(key, row.timings); cached && !known_.contains(key))
+      all.push_back(*cached);
   for (const auto& [key, speed] : known_) all.push_back(speed);
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.layer < b.layer; });
   return all;

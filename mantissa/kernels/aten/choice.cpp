@@ -239,7 +239,7 @@ Kernel guessed_kernel(const ChoiceCache& measured, size_t element, size_t family
   return likely;
 }
 
-/// Measures the undecided families of `family`'s group, `family` first.
+/// Measures the undecided families of `family`'s group, `family` first, as far as the budget goes.
 void measure(Table& table, size_t element, size_t family) {
   std::vector<size_t> families = {family};
   const auto [first, end] = group_of(family);
@@ -260,14 +260,15 @@ void measure(Table& table, size_t element, size_t family) {
   } catch (const std::system_error&) {  // no thread can be created for measuring
   }
   std::map<std::string, std::vector<KernelTiming>> rows;
+  for (const auto i : c10::irange(families.size()))
+    if (!timings[i].empty()) rows[key_of(element, families[i])] = timings[i];
+  if (rows.empty()) return;
+  table.cache->keep(rows);
   for (const auto i : c10::irange(families.size())) {
     if (timings[i].empty()) continue;
-    rows[key_of(element, families[i])] = timings[i];
-    settle(table, element, families[i], contests[i].kernels[fastest(timings[i])], {"measured", timings[i]});
+    const std::vector<KernelTiming> least = table.cache->timings(key_of(element, families[i]));
+    settle(table, element, families[i], contests[i].kernels[fastest(least)], {"measured", least});
   }
-  if (timings[0].empty())
-    settle(table, element, family, guessed_kernel(*table.cache, element, family), {"default", {}});
-  if (!rows.empty()) table.cache->keep(rows);
 }
 
 /// Decides on a kernel. The caller holds the mutex.
@@ -280,11 +281,15 @@ Kernel decide(Table& table, size_t element, size_t family) {
     return kernel_of(decided());
   }
   if (!table.cache) table.cache = ChoiceCache::read();
-  const std::vector<KernelTiming> kept = table.cache->timings(key_of(element, family));
-  if (const auto kernel = among(candidates(element, family), kept)) {
-    settle(table, element, family, *kernel, {"cached", kept});
+  const std::string key = key_of(element, family);
+  const std::vector<KernelTiming> kept = table.cache->timings(key);
+  const std::optional<Kernel> cached = among(candidates(element, family), kept);
+  if (!cached || table.cache->is_due(key)) measure(table, element, family);
+  if (decided() != 0) return kernel_of(decided());
+  if (cached) {
+    settle(table, element, family, *cached, {"cached", kept});
   } else {
-    measure(table, element, family);
+    settle(table, element, family, guessed_kernel(*table.cache, element, family), {"default", {}});
   }
   return kernel_of(decided());
 }

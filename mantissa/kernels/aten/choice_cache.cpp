@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +13,7 @@
 #include <ATen/Context.h>
 #include <torch/headeronly/version.h>
 
+#include "mantissa/core/clock_internal.h"
 #include "mantissa/core/cpu_features.h"
 #include "mantissa/core/fnv1a_internal.h"
 #include "mantissa/kernels/aten/choice_cache_internal.h"
@@ -20,8 +23,12 @@ namespace {
 
 /// Raise this when a kernel becomes faster or a family's typical call changes: it invalidates earlier
 /// measurements.
-constexpr int kRevision = 10;
-constexpr int kLayersRevision = 1;  // the same for FP8 layers
+constexpr int kRevision = 11;
+constexpr int kLayersRevision = 2;  // the same for FP8 layers
+/// At how many moments a family is measured, and how far apart these are. Other programs on the host use its caches, its
+/// memory or its AMX units for minutes at a time.
+constexpr int kMoments = 3;
+constexpr int64_t kSecondsApart = 3600;
 constexpr size_t kMaxBytes = size_t{1} << 16;
 
 std::string environment(const char* name) {
@@ -117,6 +124,16 @@ void write_file(const std::string& path, std::string_view text) {
   if (!written || rename(temporary.c_str(), path.c_str()) != 0) unlink(temporary.c_str());
 }
 
+bool are_of_same_kernels(const std::vector<KernelTiming>& some, const std::vector<KernelTiming>& others) {
+  return std::equal(some.begin(), some.end(), others.begin(), others.end(),
+                    [](const KernelTiming& a, const KernelTiming& b) { return a.kernel == b.kernel; });
+}
+
+std::vector<KernelTiming> least_of(std::vector<KernelTiming> some, const std::vector<KernelTiming>& others) {
+  for (size_t i = 0; i < some.size(); ++i) some[i].seconds = std::min(some[i].seconds, others[i].seconds);
+  return some;
+}
+
 }  // namespace
 
 ChoiceCache ChoiceCache::read() { return read("cpu-kernels-", title()); }
@@ -137,11 +154,24 @@ ChoiceCache ChoiceCache::read(const std::string& file, const std::string& title)
 
 std::vector<KernelTiming> ChoiceCache::timings(const std::string& key) const {
   const auto row = rows_.find(key);
-  return row == rows_.end() ? std::vector<KernelTiming>{} : row->second;
+  return row == rows_.end() ? std::vector<KernelTiming>{} : row->second.timings;
+}
+
+bool ChoiceCache::is_due(const std::string& key) const {
+  const auto row = rows_.find(key);
+  if (row == rows_.end()) return true;
+  const int64_t age = time_of(CLOCK_REALTIME) / std::chrono::seconds(1) - row->second.last;
+  return row->second.moments < kMoments && age >= kSecondsApart;
 }
 
 void ChoiceCache::keep(const std::map<std::string, std::vector<KernelTiming>>& rows) {
-  for (const auto& [key, row] : rows) rows_[key] = row;
+  const int64_t now = time_of(CLOCK_REALTIME) / std::chrono::seconds(1);
+  for (const auto& [key, timings] : rows) {
+    CachedTimings& row = rows_[key];
+    row = are_of_same_kernels(row.timings, timings)
+              ? CachedTimings{least_of(row.timings, timings), row.moments + 1, now}
+              : CachedTimings{timings, 1, now};
+  }
   if (path_.empty()) return;
   // Keeps rows that other processes have measured meanwhile.
   for (auto& [other, row] : parse(read_file(path_), title_)) rows_.emplace(other, std::move(row));
@@ -149,36 +179,37 @@ void ChoiceCache::keep(const std::map<std::string, std::vector<KernelTiming>>& r
   write_file(path_, text());
 }
 
-/// The format is the title, then one line per family: its key, and each kernel with its seconds.
+/// The format is the title, then one line per family: its key, the number of moments, the latest of them, and each kernel
+/// with its seconds.
 std::string ChoiceCache::text() const {
   std::ostringstream text;
   text.precision(17);  // so that every process decides the same
   text << title_ << '\n';
   for (const auto& [key, row] : rows_) {
-    text << key;
-    for (const KernelTiming& timing : row) text << ' ' << timing.kernel << ' ' << timing.seconds;
+    text << key << ' ' << row.moments << ' ' << row.last;
+    for (const KernelTiming& timing : row.timings) text << ' ' << timing.kernel << ' ' << timing.seconds;
     text << '\n';
   }
   return text.str();
 }
 
-std::map<std::string, std::vector<KernelTiming>> ChoiceCache::parse(const std::string& text,
-                                                                    const std::string& title) {
-  std::map<std::string, std::vector<KernelTiming>> rows;
+std::map<std::string, CachedTimings> ChoiceCache::parse(const std::string& text, const std::string& title) {
+  std::map<std::string, CachedTimings> rows;
   std::istringstream lines(text);
   std::string line;
   if (!std::getline(lines, line) || line != title) return {};
   while (std::getline(lines, line)) {
     std::istringstream words(line);
     std::string key, kernel, seconds;
-    words >> key;
-    std::vector<KernelTiming> row;
+    CachedTimings row;
+    if (!(words >> key >> row.moments >> row.last) || row.moments <= 0 || row.last < 0) return {};
     while (words >> kernel >> seconds) {
       char* end = nullptr;
-      row.push_back({kernel, std::strtod(seconds.c_str(), &end)});  // reads inf, too
-      if (*end != '\0' || std::isnan(row.back().seconds) || row.back().seconds <= 0) return {};
+      row.timings.push_back({kernel, std::strtod(seconds.c_str(), &end)});  // reads inf, too
+      if (*end != '\0' || std::isnan(row.timings.back().seconds) || row.timings.back().seconds <= 0)
+        return {};
     }
-    if (row.empty()) return {};
+    if (row.timings.empty()) return {};
     rows[key] = std::move(row);
   }
   return rows;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -7,6 +8,13 @@
 #include "mantissa/kernels/aten/choice.h"
 
 namespace mantissa {
+
+/// The least time of each kernel over all moments at which a family was measured.
+struct CachedTimings {
+  std::vector<KernelTiming> timings;
+  int moments = 1;
+  int64_t last = 0;  ///< the latest moment, in seconds since 1970
+};
 
 /// The times measured on this CPU, kept in a file of the user: in MANTISSA_CACHE_DIR, else in
 /// $XDG_CACHE_HOME/mantissa or ~/.cache/mantissa. There is one file for each CPU, release and setting of the
@@ -19,23 +27,26 @@ class ChoiceCache {
   /// none for the name "".
   static ChoiceCache read_of_device(const std::string& name);
 
-  const std::map<std::string, std::vector<KernelTiming>>& rows() const { return rows_; }
+  const std::map<std::string, CachedTimings>& rows() const { return rows_; }
   /// Returns an empty list if there are none.
   std::vector<KernelTiming> timings(const std::string& key) const;
-  /// Writes a new file and renames it into place, so that no reader sees half of it.
+  /// True if the family should be measured: it has no times, or those of one or two moments that are more than an hour ago.
+  /// What else ran on the host at a single moment may have slowed down one kernel more than another.
+  bool is_due(const std::string& key) const;
+  /// Keeps the lesser one of each time and of that from earlier moments. Writes a new file and renames it into place, so that
+  /// no reader sees half of it.
   void keep(const std::map<std::string, std::vector<KernelTiming>>& rows);
 
   /// text() is the content of the file. parse() reads such content; it returns nothing if any part of it is
   /// unusable.
   std::string text() const;
-  static std::map<std::string, std::vector<KernelTiming>> parse(const std::string& text,
-                                                                const std::string& title);
+  static std::map<std::string, CachedTimings> parse(const std::string& text, const std::string& title);
 
  private:
   static ChoiceCache read(const std::string& file, const std::string& title);
 
   std::string path_, title_;
-  std::map<std::string, std::vector<KernelTiming>> rows_;
+  std::map<std::string, CachedTimings> rows_;
 };
 
 }  // namespace mantissa

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sstream>
 #include <string>
 #include <sys/stat.h>
 #include <thread>
@@ -297,6 +298,21 @@ class ChoiceCacheFile : public testing::Test {
     std::ifstream stream(file());
     return {std::istreambuf_iterator<char>(stream), {}};
   }
+  /// Makes all times in the file older by an hour.
+  void an_hour_passes() const {
+    std::istringstream lines(text());
+    std::string line, older;
+    std::getline(lines, line);
+    for (older = line + '\n'; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string key, timings;
+      int64_t moments = 0, last = 0;
+      words >> key >> moments >> last;
+      std::getline(words, timings);
+      older += c10::str(key, ' ', moments, ' ', last - 3600, timings, '\n');
+    }
+    write(older);
+  }
 
   const std::vector<KernelTiming> timings_ = {{"avx2", 0.1 + 0.2},
                                               {"libtorch", std::numeric_limits<double>::infinity()}};
@@ -374,14 +390,70 @@ TEST_F(ChoiceCacheFile, GivesBackWhatWasKept) {
   EXPECT_TRUE(again.timings("fp16.product").empty());
 }
 
+TEST_F(ChoiceCacheFile, KeepsTheLeastTimesOfThreeMomentsAnHourApart) {
+  EXPECT_TRUE(ChoiceCache::read().is_due("bf16.gelu"));
+  const auto keep = [](double ours, double libtorchs) {
+    ChoiceCache::read().keep({{"bf16.gelu", {{"avx2", ours}, {"libtorch", libtorchs}}}});
+  };
+  keep(1, 3);
+  EXPECT_FALSE(ChoiceCache::read().is_due("bf16.gelu")) << "measured just now";
+  an_hour_passes();
+  EXPECT_TRUE(ChoiceCache::read().is_due("bf16.gelu"));
+  keep(2, 0.5);
+  EXPECT_FALSE(ChoiceCache::read().is_due("bf16.gelu"));
+  const std::vector<KernelTiming> least = ChoiceCache::read().timings("bf16.gelu");
+  ASSERT_EQ(least.size(), 2U);
+  EXPECT_EQ(least[0].seconds, 1);
+  EXPECT_EQ(least[1].seconds, 0.5);
+  an_hour_passes();
+  EXPECT_TRUE(ChoiceCache::read().is_due("bf16.gelu"));
+  keep(1, 3);
+  an_hour_passes();
+  EXPECT_FALSE(ChoiceCache::read().is_due("bf16.gelu")) << "three moments are enough";
+}
+
+TEST_F(ChoiceCacheFile, TimesOfOtherKernelsStartAnew) {
+  ChoiceCache::read().keep({{"bf16.gelu", {{"avx2", 1}, {"libtorch", 1}}}});
+  ChoiceCache::read().keep({{"bf16.gelu", {{"avx512", 2}, {"libtorch", 2}}}});
+  const CachedTimings row = ChoiceCache::read().rows().at("bf16.gelu");
+  EXPECT_EQ(row.moments, 1);
+  ASSERT_EQ(row.timings.size(), 2U);
+  EXPECT_EQ(row.timings[0].kernel, "avx512");
+  EXPECT_EQ(row.timings[1].seconds, 2);
+}
+
+/// The first process timed the kernels while other programs slowed down ours.
+TEST_F(ChoiceWithoutTime, AProcessAnHourLaterMeasuresAgain) {
+  forget_cpu_kernel_choices();
+  kernel_for(KernelFamily::kGelu, kBf16);  // measured
+  std::vector<KernelTiming> slow = ChoiceCache::read().timings("bf16.gelu");
+  ASSERT_FALSE(slow.empty());
+  for (KernelTiming& timing : slow) timing.seconds = timing.kernel == "libtorch" ? 1 : 1e3;
+  fs::remove(file());
+  ChoiceCache::read().keep({{"bf16.gelu", slow}});
+  forget_cpu_kernel_choices();
+  EXPECT_EQ(kernel_for(KernelFamily::kGelu, kBf16), kLibtorchs) << "cached";
+  an_hour_passes();
+  forget_cpu_kernel_choices();
+  set_calibration_budget(0);
+  EXPECT_EQ(kernel_for(KernelFamily::kGelu, kBf16), kLibtorchs) << "cached: there is no time to measure";
+  forget_cpu_kernel_choices();
+  const Kernel kernel = kernel_for(KernelFamily::kGelu, kBf16);
+  const CachedTimings row = ChoiceCache::read().rows().at("bf16.gelu");
+  EXPECT_EQ(row.moments, 2);
+  EXPECT_EQ(kernel_name(kernel), row.timings[fastest(row.timings)].kernel);
+  for (const KernelTiming& timing : row.timings) EXPECT_LT(timing.seconds, 1) << timing.kernel;
+}
+
 TEST_F(ChoiceCacheFile, AnotherFileIsAsNone) {
   ChoiceCache cache = ChoiceCache::read();
   cache.keep({{"bf16.product", timings_}});
   const std::string good = text();
   for (const std::string& bad :
-       {std::string(), std::string("garbage\n"), "X" + good, good + "bf16.gelu avx2\n",
-        good + "bf16.gelu avx2 nan\n", good + "bf16.gelu avx2 -1\n", good + "bf16.gelu avx2 1x\n",
-        good + "bf16.gelu\n", good + std::string(1 << 17, 'x')}) {
+       {std::string(), std::string("garbage\n"), "X" + good, good + "bf16.gelu 1 1 avx2\n",
+        good + "bf16.gelu 1 1 avx2 nan\n", good + "bf16.gelu 1 1 avx2 -1\n", good + "bf16.gelu 1 1 avx2 1x\n",
+        good + "bf16.gelu\n", good + "bf16.gelu 1 1\n", good + "bf16.gelu 0 1 avx2 1\n",
+        good + "bf16.gelu 1 -1 avx2 1\n", good + "bf16.gelu avx2 1\n", good + std::string(1 << 17, 'x')}) {
     write(bad);
     EXPECT_TRUE(ChoiceCache::read().timings("bf16.product").empty()) << bad.substr(0, 300);
   }
