@@ -237,12 +237,8 @@ TEST_F(Fp8Runs, WeightsThatAreStoredInFp8FitEveryRecipeAndMonitor) {
   };
   for (const std::string recipe : {"Float8CurrentScaling", "Float8BlockScaling"}) {
     ASSERT_EQ(fit(words + "--recipe DelayedScaling,amax_history_len=8 --output run").status, 0);
-    std::string config = read(folder_ / "run/config.yaml");
-    const size_t begin = config.find("recipe:"), end = config.find('\n', config.find("amax_history_len"));
-    config.replace(begin, end - begin, "recipe: " + recipe);
-    write("run/config.yaml", config);
     const double before = loss(read(folder_ / "run/result.json"));
-    const Outcome resumed = run("resume run --quiet --max-steps 32 --json -");
+    const Outcome resumed = run("resume run --quiet --max-steps 32 --json - --recipe " + recipe);
     ASSERT_EQ(resumed.status, 0) << recipe << ": " << resumed.err;
     EXPECT_THAT(resumed.err, HasSubstr("warning"));
     EXPECT_NEAR(loss(resumed.out), before, 0.2 * before) << recipe;
@@ -250,6 +246,28 @@ TEST_F(Fp8Runs, WeightsThatAreStoredInFp8FitEveryRecipeAndMonitor) {
   }
   const Outcome watched = fit(words + "--fallback bf16-mixed --output watched");
   EXPECT_EQ(watched.status, 0) << watched.err;
+}
+
+TEST_F(Fp8Runs, ResumesInAnotherRecipe) {
+  ASSERT_EQ(
+      fit("--model mlp --precision fp8-mixed --recipe amax_history_len=8 --max-steps 20 --output run").status,
+      0);
+  const Outcome longer = run("resume run --quiet --max-steps 22 --recipe amax_history_len=32");
+  ASSERT_EQ(longer.status, 0) << longer.err;
+  EXPECT_THAT(longer.err, HasSubstr("its FP8 histories of 8 steps are padded to 32"));
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("amax_history_len=32"));
+  const Outcome other = run("resume run --quiet --max-steps 24 --recipe NVFP4BlockScaling");
+  ASSERT_EQ(other.status, 0) << other.err;
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("recipe: NVFP4BlockScaling"));
+  expect_error(run("resume run --quiet --max-steps 26 --recipe DelayedScalin"), 2,
+               {"did you mean 'DelayedScaling'?"});
+  expect_error(run("resume run --quiet --max-steps 26 --precision bf16-mixed --recipe MXFP8BlockScaling"), 2,
+               {"'bf16-mixed' with --recipe MXFP8BlockScaling"});
+  ASSERT_EQ(run("resume run --quiet --max-steps 26 --precision bf16-mixed").status, 0);
+  const Outcome back =
+      run("resume run --quiet --max-steps 28 --precision fp8-mixed --recipe MXFP8BlockScaling");
+  ASSERT_EQ(back.status, 0) << back.err;
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("recipe: MXFP8BlockScaling"));
 }
 
 TEST_F(Fp8Runs, AnotherModeInFp8KeepsTheRecipe) {

@@ -250,7 +250,7 @@ OptionValues options_of_run(const OptionValues& saved, const OptionValues& flags
   if (!before || !now || *now == "all" || canonical_mode(*before) == canonical_mode(*now)) return kept;
   std::vector<std::string> of_the_mode;
   for (const Option& option : options())
-    if (option.to.or_auto && !option.in_resume && !option.in_trained && kept.has(option.name)) {
+    if (option.to.or_auto && kept.has(option.name)) {
       of_the_mode.push_back(option.name);
       kept.set(option.name, "auto");
     }

@@ -171,6 +171,7 @@ std::vector<Option> precision_options() {
                "DelayedScaling",
        .has_settings = true,
        .takes_map = true,
+       .in_resume = true,
        .known_as = {"fp8_recipe"}},
       {.name = "fp8_first_and_last",
        .group = kGroup,
