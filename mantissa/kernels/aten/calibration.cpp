@@ -156,6 +156,10 @@ struct Shape {
 
 Shape shape_of_low_bit(KernelFamily family, Size size) {
   if (family == KernelFamily::kFewRows4Bit) return {1, 1024, 1024};
+  if (family == KernelFamily::kProduct4Bit || family == KernelFamily::kGradient4Bit) {
+    if (size == Size::kTypical) return {32, 512, 512};
+    return {size == Size::kSmall ? 32 : 128, 128, 128};
+  }
   // As many rows as in training: what it costs to decode or to split the weight is spread over them.
   if (size == Size::kTypical) return {256, 512, 256};
   return {size == Size::kSmall ? 256 : 1024, 128, 128};
@@ -190,7 +194,7 @@ Call product_int8_call(const Shape& s, at::ScalarType dtype) {
 Call low_bit_call(KernelFamily family, at::ScalarType dtype, Size size) {
   const Shape shape = shape_of_low_bit(family, size);
   if (family == KernelFamily::kProductInt8) return product_int8_call(shape, dtype);
-  return product4_call(shape, family != KernelFamily::kGradient4Bit, dtype);
+  return product4_call(shape, /*transposed=*/family < KernelFamily::kGradient4Bit, dtype);
 }
 
 bool is_low_bit(KernelFamily family) { return family >= KernelFamily::kFewRows4Bit; }

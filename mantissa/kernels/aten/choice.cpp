@@ -37,20 +37,23 @@ bool is_chosen(size_t element, size_t family) {
   return kElements[element].dtype != at::kFloat || family >= static_cast<size_t>(KernelFamily::kUnscale);
 }
 
+/// True for products of more than a few rows with a weight in 4 bits, and for the gradients.
+bool is_matrix_product_4bit(KernelFamily family) {
+  return family > KernelFamily::kFewRows4Bit && family < KernelFamily::kProductInt8;
+}
+
 /// True if a family has builds of its own for pairs of bf16.
 bool has_pairs(KernelFamily family, at::ScalarType dtype) {
   return dtype == at::kBFloat16 &&
          (family == KernelFamily::kLargeProduct || family == KernelFamily::kProduct ||
           family == KernelFamily::kSmallProduct || family == KernelFamily::kLargeBatchedProduct ||
-          family == KernelFamily::kBatchedProduct || family == KernelFamily::kProduct4Bit ||
-          family == KernelFamily::kGradient4Bit);
+          family == KernelFamily::kBatchedProduct || is_matrix_product_4bit(family));
 }
 
 /// True if a family has a build of its own for a tier.
 bool has_build(KernelFamily family, at::ScalarType dtype, CpuTier tier) {
   if (tier == CpuTier::kAvx512Vnni) return family == KernelFamily::kProductInt8;
-  if (tier == CpuTier::kAmxBf16)
-    return family == KernelFamily::kProduct4Bit || family == KernelFamily::kGradient4Bit;
+  if (tier == CpuTier::kAmxBf16) return is_matrix_product_4bit(family);
   return tier != CpuTier::kAvx512Bf16 || has_pairs(family, dtype);
 }
 

@@ -239,8 +239,8 @@ TEST_F(Choice, IsTheFastestThatWasTimedAndThePreferredOneOfEquals) {
 /// On every CPU, each row of the table follows from its timings.
 TEST_F(Choice, TheTableHoldsItsOwnReasons) {
   const std::vector<KernelChoice> rows = cpu_kernel_table();
-  // Unscaling and the four families of weights in 4 and 8 bits exist in float32, too.
-  EXPECT_EQ(rows.size(), size_t{2} * kKernelFamilies + 5);
+  // Unscaling and the six families of weights in 4 and 8 bits exist in float32, too.
+  EXPECT_EQ(rows.size(), size_t{2} * kKernelFamilies + 7);
   for (const KernelChoice& row : rows) {
     SCOPED_TRACE(row.dtype + "." + row.family);
     ASSERT_THAT(row.source, testing::AnyOf("measured", "cached"));

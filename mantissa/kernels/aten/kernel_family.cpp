@@ -9,6 +9,9 @@ namespace {
 /// Multiplications, from which a matrix engine such as AMX decides.
 constexpr int64_t kLarge = int64_t{1} << 24, kLargeAttention = int64_t{1} << 26;
 
+/// The rows over which decoding a weight in 4 bits is spread so far that the speed of the product itself decides.
+constexpr int64_t kLargeRows4Bit = 96;
+
 std::vector<std::string> make_family_names() {
   std::vector<std::string> names;
   for (const char* const name : {"large_product", "product", "small_product", "few_rows",
@@ -20,7 +23,8 @@ std::vector<std::string> make_family_names() {
     for (const char* const pass : {"", "_by_input", "_by_weight"}) names.push_back(std::string(kind) + pass);
   for (const char* const name :
        {"large_attention", "attention", "attention_backward", "gelu", "gelu_backward", "unscale",
-        "few_rows_4bit", "product_4bit", "gradient_4bit", "product_int8"})
+        "few_rows_4bit", "product_4bit", "large_product_4bit", "gradient_4bit", "large_gradient_4bit",
+        "product_int8"})
     names.emplace_back(name);
   return names;
 }
@@ -48,8 +52,10 @@ KernelFamily attention_family_of(int64_t products) {
 }
 
 KernelFamily family_of(const kernels::Product4& product) {
-  if (!product.transposed) return KernelFamily::kGradient4Bit;
-  return kernels::cpu::is_few_rows4(product) ? KernelFamily::kFewRows4Bit : KernelFamily::kProduct4Bit;
+  const bool is_large = product.m >= kLargeRows4Bit;
+  if (!product.transposed) return is_large ? KernelFamily::kLargeGradient4Bit : KernelFamily::kGradient4Bit;
+  if (kernels::cpu::is_few_rows4(product)) return KernelFamily::kFewRows4Bit;
+  return is_large ? KernelFamily::kLargeProduct4Bit : KernelFamily::kProduct4Bit;
 }
 
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {

@@ -53,9 +53,11 @@ enum class KernelFamily : uint8_t {
   kGeluBackward,
   kUnscale,
   kFewRows4Bit,  ///< products of up to three rows with a weight in 4 bits; from here on, float32 has choices, too
-  kProduct4Bit,   ///< more rows with a weight in 4 bits
-  kGradient4Bit,  ///< the same with the weight as it is, not transposed: gradients of a layer's input
-  kProductInt8    ///< products of 8-bit integers, by the dtype of the result
+  kProduct4Bit,        ///< more rows with a weight in 4 bits
+  kLargeProduct4Bit,   ///< at least 96 rows
+  kGradient4Bit,       ///< with the weight as it is, not transposed: gradients of a layer's input
+  kLargeGradient4Bit,  ///< at least 96 rows
+  kProductInt8         ///< products of 8-bit integers, by the dtype of the result
 };
 constexpr int kKernelFamilies = static_cast<int>(KernelFamily::kProductInt8) + 1;
 

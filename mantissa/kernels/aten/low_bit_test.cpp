@@ -162,7 +162,12 @@ TEST_F(LowBitProducts, ACallHasAFamily) {
   p.weight.block = 64;
   p.m = 4;
   EXPECT_EQ(family_of(p), KernelFamily::kProduct4Bit);
+  p.m = 95;
+  EXPECT_EQ(family_of(p), KernelFamily::kProduct4Bit);
+  p.m = 96;
+  EXPECT_EQ(family_of(p), KernelFamily::kLargeProduct4Bit);
   p.transposed = false;
+  EXPECT_EQ(family_of(p), KernelFamily::kLargeGradient4Bit);
   p.m = 1;
   EXPECT_EQ(family_of(p), KernelFamily::kGradient4Bit);
 }
@@ -182,8 +187,9 @@ TEST_F(LowBitProducts, PinsFollowTheBuildsThatExist) {
   pin_cpu_kernels("amx_bf16");
   for (const auto element :
        {kernels::Element::kFloat32, kernels::Element::kBFloat16, kernels::Element::kFloat16}) {
-    EXPECT_EQ(tier(KernelFamily::kProduct4Bit, element), "amx_bf16");
-    EXPECT_EQ(tier(KernelFamily::kGradient4Bit, element), "amx_bf16");
+    for (const auto family : {KernelFamily::kProduct4Bit, KernelFamily::kLargeProduct4Bit,
+                              KernelFamily::kGradient4Bit, KernelFamily::kLargeGradient4Bit})
+      EXPECT_EQ(tier(family, element), "amx_bf16");
     EXPECT_EQ(tier(KernelFamily::kFewRows4Bit, element), "avx512");
   }
   EXPECT_EQ(tier(KernelFamily::kProduct, kernels::Element::kBFloat16), "avx512_bf16");
