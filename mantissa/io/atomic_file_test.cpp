@@ -121,6 +121,15 @@ TEST_F(AtomicFile, FollowsLinksAndKeepsPermissions) {
               HasSubstr("following the symbolic link"));
 }
 
+TEST_F(AtomicFile, FollowsAsManyLinksAsLinux) {
+  write_file_atomically(folder_ / "0", "old");
+  for (int i = 1; i <= 41; ++i) fs::create_symlink(std::to_string(i - 1), folder_ / std::to_string(i));
+  write_file_atomically(folder_ / "40", "new");
+  EXPECT_EQ(content_of(folder_ / "0"), "new");
+  EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "41", "x"); }),
+              HasSubstr("following the symbolic link failed: Too many levels"));
+}
+
 TEST_F(AtomicFile, ReplacesALinkWhereAsked) {
   write_file_atomically(folder_ / "real", "old");
   fs::create_symlink("real", folder_ / "link");

@@ -44,7 +44,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
 bool is_checkpoint(const fs::path& path) {
   std::error_code error;
   const std::string name = path.filename().string();
-  if (!name.starts_with(".")) return !fs::is_empty(path, error) && is_checkpoint_folder(path);
+  if (!name.starts_with(".")) return is_checkpoint_folder(path);
   const auto parts = parse_sibling(name);
   return parts && parts->kind == kSetAside && !fs::exists(path.parent_path() / parts->name, error);
 }

@@ -125,6 +125,13 @@ TEST_F(CheckpointFolder, RemovesWhatDeadWritersHaveLeft) {
   EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
 }
 
+TEST_F(CheckpointFolder, RemovesOnlyTheLeftoversOfNamedFiles) {
+  const std::string left = ".tmp-" + std::to_string(dead_process()) + "-0";
+  for (const char* name : {".a", ".b", ".c"}) write(folder_ / (name + left), "half");
+  remove_leftovers(folder_, {"a", "b"});
+  EXPECT_THAT(names(), ElementsAre(".c" + left));
+}
+
 // Covers our own files, and those of a living writer whose process id means nothing here, as in another
 // container.
 TEST_F(CheckpointFolder, LeavesWhatALivingWriterHolds) {

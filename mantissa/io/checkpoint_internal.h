@@ -14,8 +14,8 @@ inline constexpr const char* kLightningFile = "lightning.json";
 /// The value of a manifest's first field, "format".
 inline constexpr std::string_view kManifestFormat = "mantissa-checkpoint";
 
-/// Whether a folder looks like a checkpoint's, whole or damaged: it has one of its files or is empty. This is
-/// enough to list it.
+/// Whether `path` looks like a checkpoint's folder, whole or damaged: it has one of its files. This is enough to
+/// list it.
 bool is_checkpoint_folder(const std::filesystem::path& path);
 
 /// Returns why `path` may be neither replaced nor removed as a checkpoint, or "" if it may. It may if it is an

@@ -62,6 +62,9 @@ TEST_F(Refusals, OfTensorsThatSafetensorsCannotHold) {
   EXPECT_THAT(error("w", {}), HasSubstr("tensor 'w' is undefined; leave it out"));
   EXPECT_THAT(error("w", at::empty({2}, at::kMeta)), HasSubstr("tensor 'w' is on the meta device"));
   EXPECT_THAT(error("w", at::eye(2).to_sparse()), HasSubstr("tensor 'w' is sparse or has no storage"));
+  const at::Tensor without_storage = at::detail::make_tensor<c10::TensorImpl>(
+      c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(), at::Device(at::kCPU));
+  EXPECT_THAT(error("w", without_storage), HasSubstr("tensor 'w' is sparse or has no storage"));
   EXPECT_THAT(error("w", at::ones({2}, at::kComplexDouble)),
               HasSubstr("tensor 'w' is ComplexDouble, which safetensors has no name for"));
   EXPECT_THAT(error("__metadata__", at::ones({2})), HasSubstr("a tensor cannot be named '__metadata__'"));

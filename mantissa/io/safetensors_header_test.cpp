@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits>
 
 #include <torch/torch.h>
 
@@ -93,6 +94,9 @@ const BadHeader kBadHeaders[] = {
     {"NegativeOffset", one(entry("U8", "[1]", "[-1,0]")), 1, "data_offsets must hold whole numbers"},
     {"EndBeforeBegin", one(entry("U8", "[1]", "[1,0]")), 1, "before they begin"},
     {"SizeMismatch", one(entry("F32", "[2,3]", "[0,23]")), 23, "make 24 bytes, but data_offsets hold 23"},
+    {"SizeMismatchFurtherOn",
+     R"({"a":)" + entry("U8", "[2]", "[0,2]") + R"(,"b":)" + entry("F32", "[1]", "[2,5]") + "}", 5,
+     "tensor 'b': dtype and shape make 4 bytes, but data_offsets hold 3"},
     {"Truncated", one(entry("F32", "[2]", "[0,8]")), 7,
      "truncated: its header promises 8 bytes of tensors, but only 7"},
     {"TrailingBytes", one(entry("F32", "[2]", "[0,8]")), 9,
@@ -143,6 +147,11 @@ TEST(SafetensorsHeader, ReadsEveryField) {
   EXPECT_TRUE(header.tensors.at("a").shape.empty());
   EXPECT_EQ(header.tensors.at("e").shape, (std::vector<int64_t>{0, 5}));
   EXPECT_EQ(header.metadata, (std::map<std::string, std::string>{{"format", "pt"}, {"", ""}}));
+}
+
+TEST(SafetensorsHeader, ASizeMayHave63Bits) {
+  const std::string most = std::to_string(std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(error_of(one(entry("U8", "[0," + most + "]", "[0,0]")), 0), "no error");
 }
 
 // No prefix of a good header and no single wrong byte may crash or hang; most are refused.

@@ -61,6 +61,8 @@ TEST_F(SafetensorsTest, EveryCutOfAFileIsRefused) {
   EXPECT_THAT(load_error(), HasSubstr("promises 13 bytes of tensors, but only 12 are there"));
   write_file_atomically(path_, whole + "x");
   EXPECT_THAT(load_error(), HasSubstr("1 bytes after the last tensor"));
+  write_file_atomically(path_, std::string(8, '\0'));
+  EXPECT_THAT(load_error(), HasSubstr("its header does not begin with '{'"));
 }
 
 TEST_F(SafetensorsTest, AbsurdHeaderLengthAllocatesNothing) {

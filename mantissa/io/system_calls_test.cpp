@@ -19,6 +19,7 @@
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/checkpoint_internal.h"
 #include "mantissa/io/checkpoint_test_support_internal.h"
+#include "mantissa/io/event_file.h"
 #include "mantissa/io/files_internal.h"
 #include "mantissa/io/held_folder.h"
 #include "mantissa/io/safetensors.h"
@@ -32,6 +33,7 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::MatchesRegex;
 
 class SystemCallsTest : public InCheckpointFolder {
  protected:
@@ -88,7 +90,8 @@ TEST_F(SystemCallsTest, AnAtomicFileThatCannotBeSyncedIsNotReplaced) {
 }
 
 TEST_F(SystemCallsTest, WritesGoOnAfterASignalAndInPieces) {
-  const std::string text(100'000, 'x');
+  std::string text;
+  for (int i = 0; i < 100'000; ++i) text += static_cast<char>('a' + i % 26);
   int calls_made = 0;
   const auto unsteady = [&](const Call& call) {
     if (call.name != "write") return Answer{};
@@ -101,9 +104,59 @@ TEST_F(SystemCallsTest, WritesGoOnAfterASignalAndInPieces) {
     rows.append(text + "\n");
   }
   EXPECT_EQ(calls_made, 16);
-  EXPECT_EQ(content_of(folder_ / "a"), text);
-  EXPECT_EQ(content_of(folder_ / "rows"), text + "\n");
+  EXPECT_TRUE(content_of(folder_ / "a") == text);
+  EXPECT_TRUE(content_of(folder_ / "rows") == text + "\n");
   EXPECT_EQ(rows.size(), text.size() + 1);
+}
+
+TEST_F(SystemCallsTest, SmallPiecesAreWrittenTogether) {
+  const auto writes = [&](const std::vector<size_t>& pieces) {
+    int made = 0;
+    const SystemCalls calls(folder_, [&](const Call& call) {
+      made += call.name == "write";
+      return Answer{};
+    });
+    write_file_atomically(folder_ / "a", [&](std::ostream& out) {
+      for (const size_t bytes : pieces) out << std::string(bytes, 'x');
+    });
+    return made;
+  };
+  constexpr size_t kBuffer = 1 << 16;
+  EXPECT_EQ(writes({}), 0);
+  EXPECT_EQ(writes({1, 1, 1}), 1);
+  EXPECT_EQ(writes({kBuffer - 1, 1}), 1) << "they just fill the buffer";
+  EXPECT_EQ(writes({1, kBuffer}), 2);
+}
+
+TEST_F(SystemCallsTest, AWriterIsStoppedAtTheFirstFailure) {
+  bool went_on = false;
+  const SystemCalls calls(folder_, failing("write", 0, EIO));
+  const auto write_large = [&](std::ostream& out) {
+    out << std::string(100'000, 'x');
+    went_on = true;
+  };
+  EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "a", write_large); }),
+              HasSubstr("writing failed: Input/output error"));
+  EXPECT_FALSE(went_on);
+}
+
+TEST_F(SystemCallsTest, AnAtomicFileIsReplacedOnlyIfEveryCallSucceeds) {
+  write_file_atomically(folder_ / "a", "old");
+  const auto error = [&](const char* call, int number, int code) {
+    const SystemCalls calls(folder_, failing(call, number, code));
+    return error_of([&] { write_file_atomically(folder_ / "a", "new"); });
+  };
+  EXPECT_THAT(error("open", 1, EMFILE),
+              HasSubstr("creating a temporary file beside it failed: Too many open files"));
+  EXPECT_THAT(error("fchmod", 0, EPERM),
+              HasSubstr("keeping its permissions failed: Operation not permitted"));
+  EXPECT_THAT(error("close", 0, EDQUOT), HasSubstr("closing failed: Disk quota exceeded; free some space"));
+  EXPECT_THAT(error("rename", 0, EIO), HasSubstr("renaming the temporary file failed: Input/output error"));
+  EXPECT_EQ(content_of(folder_ / "a"), "old");
+  EXPECT_THAT(names(), ElementsAre("a"));
+  // Linux has closed a file whose close was interrupted.
+  EXPECT_EQ(error("close", 0, EINTR), "no error");
+  EXPECT_EQ(content_of(folder_ / "a"), "new");
 }
 
 TEST_F(SystemCallsTest, AWriteOfNothingIsAFullDisk) {
@@ -116,6 +169,50 @@ TEST_F(SystemCallsTest, AWriteOfNothingIsAFullDisk) {
   EXPECT_THAT(error_of([&] { rows.append("2\n"); }), HasSubstr("No space left on device; free some space"));
   EXPECT_EQ(content_of(folder_ / "rows"), "1\n");
   EXPECT_THAT(names(), ElementsAre("rows"));
+}
+
+// A call that succeeds leaves errno as an earlier one has set it.
+TEST_F(SystemCallsTest, ASignalBeforeACallIsNotTakenForOneDuringIt) {
+  save_safetensors(folder_ / "w", {{"w", at::ones({10})}});
+  const SafetensorsFile file(folder_ / "w");
+  const at::Tensor out = at::zeros({10});
+  int calls_made = 0;
+  const SystemCalls calls(folder_, [&](const Call& call) {
+    const bool moves_bytes = call.name == "write" || call.name == "pread";
+    return moves_bytes && calls_made++ == 0 ? Answer{.bytes = 0} : Answer{};
+  });
+  const auto write_after_signal = [](std::ostream& stream) {
+    stream << "x";
+    errno = EINTR;
+  };
+  EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "a", write_after_signal); }),
+              HasSubstr("No space left on device"));
+  calls_made = 0;
+  errno = EINTR;
+  EXPECT_THAT(error_of([&] { file.read_into("w", 0, out); }), HasSubstr("40 too early"));
+}
+
+TEST_F(SystemCallsTest, AnAppendFileThatCannotBeOpenedStaysAsItWas) {
+  write(folder_ / "rows", "1\n2");
+  const auto error = [&](const char* call) {
+    const SystemCalls calls(folder_, failing(call, 0, EIO));
+    return error_of([&] { AppendFile(folder_ / "rows", AppendFile::Mode::kContinue); });
+  };
+  EXPECT_THAT(error("fstat"), HasSubstr("reading its status failed: Input/output error"));
+  EXPECT_THAT(error("pread"), HasSubstr("reading its end failed: Input/output error"));
+  EXPECT_THAT(error("ftruncate"), HasSubstr("dropping a line without an end failed: Input/output error"));
+  EXPECT_EQ(content_of(folder_ / "rows"), "1\n2");
+}
+
+TEST_F(SystemCallsTest, WhatHasNoStatusIsNotTakenForSomethingElse) {
+  AppendFile rows(folder_ / "rows", AppendFile::Mode::kContinue);
+  const auto error = [&](const auto& body) {
+    const SystemCalls calls(folder_, failing("fstat", 0, EIO));
+    return error_of(body);
+  };
+  EXPECT_THAT(error([&] { rows.append("1\n"); }), HasSubstr("reading its status failed: Input/output error"));
+  EXPECT_THAT(error([&] { FolderLock lock(folder_); }),
+              HasSubstr(".lock': reading its status failed: Input/output error"));
 }
 
 TEST_F(SystemCallsTest, AnAppendFileIsSyncedWhereAsked) {
@@ -227,6 +324,8 @@ TEST_F(SystemCallsTest, ACheckpointThatCannotBeMadeLeavesNothing) {
   EXPECT_THAT(error("mkdir", 0, ENOSPC), HasSubstr("creating a temporary folder beside it failed: No space"));
   EXPECT_THAT(error("open", 0, EMFILE),
               HasSubstr("opening a temporary folder beside it failed: Too many open"));
+  EXPECT_THAT(error("open", 1, EMFILE), HasSubstr("weights.safetensors': creating it failed: Too many open"));
+  EXPECT_THAT(error("close", 0, EDQUOT), HasSubstr("weights.safetensors': closing failed: Disk quota"));
   EXPECT_THAT(error("rename", 0, EIO), HasSubstr("moving it into place failed: Input/output error"));
   EXPECT_THAT(names(), IsEmpty());
 }
@@ -265,6 +364,23 @@ TEST_F(SystemCallsTest, WorksOnAFileSystemWithoutLocks) {
       folder_, [](const Call& call) { return call.name == "flock" ? Answer{.error = ENOLCK} : Answer{}; });
   EXPECT_EQ(error_of(lock_both), "no error");
   EXPECT_EQ(content_of(folder_ / "rows"), "1\n1\n");
+}
+
+TEST_F(SystemCallsTest, ALeftoverThatSomebodyElseRemovesIsNotNamed) {
+  write(folder_ / (".file.tmp-" + std::to_string(::getpid()) + "-99999"), "left over");
+  const SystemCalls calls(folder_, [&](const Call& call) {
+    if (call.name == "flock") fs::remove(folder_ / call.file);
+    return Answer{};
+  });
+  EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
+  EXPECT_THAT(names(), IsEmpty());
+}
+
+TEST_F(SystemCallsTest, AnEventFileOfAMachineWithoutANameHasADashForIt) {
+  const SystemCalls calls(folder_, failing("gethostname", 0, ENAMETOOLONG));
+  const EventFileWriter file(folder_);
+  EXPECT_THAT(file.path().filename().string(), MatchesRegex("events\\.out\\.tfevents\\.[0-9]+\\.-\\." +
+                                                            std::to_string(::getpid()) + "\\.[0-9]+"));
 }
 
 /// Uses each reader and writer once.

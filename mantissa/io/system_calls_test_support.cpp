@@ -8,6 +8,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -73,6 +74,7 @@ int open_file(int folder, const char* name, int flags, mode_t mode) {
 
 SystemCalls::SystemCalls(const fs::path& folder, std::function<Answer(const Call&)> decide)
     : hook_([root = fs::canonical(folder), decide = std::move(decide)](const Call& call) {
+        if (call.file.empty()) return decide(call);
         const fs::path inside = call.file.lexically_relative(root);
         return inside.empty() || *inside.begin() == ".." ? Answer{} : decide({call.name, inside});
       }) {
@@ -118,6 +120,42 @@ int fsync(int fd) {
   return mantissa::system_calls::answer_for("fsync", fd).error != 0
              ? -1
              : static_cast<int>(::syscall(SYS_fsync, fd));
+}
+
+int fstat(int fd, struct stat* status) noexcept {
+  return mantissa::system_calls::answer_for("fstat", fd).error != 0
+             ? -1
+             : ::fstatat(fd, "", status, AT_EMPTY_PATH);
+}
+
+int ftruncate(int fd, off_t bytes) noexcept {
+  return mantissa::system_calls::answer_for("ftruncate", fd).error != 0
+             ? -1
+             : static_cast<int>(::syscall(SYS_ftruncate, fd, bytes));
+}
+
+int fchmod(int fd, mode_t mode) noexcept {
+  return mantissa::system_calls::answer_for("fchmod", fd).error != 0
+             ? -1
+             : static_cast<int>(::syscall(SYS_fchmod, fd, mode));
+}
+
+/// Closes the file even if it fails, as Linux does.
+int close(int fd) {
+  const int error = mantissa::system_calls::answer_for("close", fd).error;
+  const auto result = static_cast<int>(::syscall(SYS_close, fd));
+  if (error == 0) return result;
+  errno = error;
+  return -1;
+}
+
+int gethostname(char* name, size_t bytes) noexcept {
+  const auto answer =
+      mantissa::system_calls::answer_to("gethostname", [] { return std::filesystem::path(); });
+  struct utsname system {};
+  if (answer.error != 0 || ::uname(&system) != 0) return -1;
+  std::snprintf(name, bytes, "%s", system.nodename);
+  return 0;
 }
 
 int flock(int fd, int operation) noexcept {

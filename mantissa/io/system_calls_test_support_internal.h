@@ -13,7 +13,7 @@ namespace mantissa {
 /// One call of the system, as it is about to be made.
 struct Call {
   std::string name;
-  std::filesystem::path file;
+  std::filesystem::path file;  ///< "" if it concerns none
 };
 
 /// What becomes of a call: it fails with `error`, handles at most `bytes`, or opens a file as descriptor 0.
@@ -23,7 +23,7 @@ struct Answer {
   bool as_0 = false;
 };
 
-/// While it lives, `decide` is asked about the process's calls that concern files below `folder`. Calls that
+/// While it lives, `decide` is asked about the process's calls that concern files below `folder`, or none. Calls that
 /// `decide` makes itself are asked about, too.
 class SystemCalls {
  public:

@@ -111,6 +111,15 @@ TEST(ValueSummary, MeanAndStdOverManyBlocksAndPieces) {
   EXPECT_NEAR(pieces.std(), whole.std(), 1e-12);
 }
 
+TEST(ValueSummary, EveryNumberOfValuesMakesWholeBlocksAndARest) {
+  constexpr int64_t kBlock = 1 << 15;
+  for (const int64_t n : {kBlock - 1, kBlock, kBlock + 1, 2 * kBlock - 1, 2 * kBlock}) {
+    const ValueSummary s = summarize_values(at::ones({n}));
+    EXPECT_EQ(counts(s), (std::vector<int64_t>{n, 0, 0, 0, 0}));
+    EXPECT_EQ(double(s.mean), 1) << n;
+  }
+}
+
 TEST(ValueSummary, FirstPiecesWithoutFiniteValuesDoNotCount) {
   ValueSummary s = summarize_values(at::full({2}, kInf));
   s.add(summarize_values(at::full({2}, 5.0)));

@@ -210,6 +210,24 @@ TEST_F(Weights, RoundTripThroughTheNamesOfPyTorch) {
   EXPECT_TRUE(loaded->parameters()[0].requires_grad());
 }
 
+TEST_F(Weights, OutOfMemoryAreCopiedByName) {
+  auto saved = net(), loaded = net();
+  load_weights(*loaded, copy(*saved), "memory");
+  for (const auto& [name, weight] : named_weights(*saved))
+    EXPECT_TRUE(at::equal(named_weights(*loaded).at(name), weight)) << name;
+}
+
+TEST_F(Weights, AFilesNamesMayBeTranslatedOrLeftOut) {
+  const at::Tensor weight = at::arange(1, 3);
+  save_safetensors(path_, {{"theirs", weight}, {"unneeded", at::ones({1})}});
+  const std::map<std::string, at::Tensor> own{{"ours", at::zeros({2})}};
+  load_weights(own, path_,
+               [](const std::string& name) { return std::string(name == "theirs" ? "ours" : ""); });
+  EXPECT_TRUE(at::equal(own.at("ours"), weight.to(at::kFloat)));
+  EXPECT_THAT(error_of([&] { load_weights(own, path_, [](const std::string& /*name*/) { return "ours"; }); }),
+              HasSubstr("has the weight 'ours' twice, as 'theirs' and 'unneeded'; remove one of them"));
+}
+
 TEST_F(Weights, TheModulesDtypeStays) {
   auto saved = net(), loaded = net();
   loaded->to(at::kDouble);
