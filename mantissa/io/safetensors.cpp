@@ -54,6 +54,7 @@ std::function<void(std::ostream&)> writer_of(const std::map<std::string, at::Ten
     write_safetensors_header(stream, text);
     for (const std::string& name : order) {
       const at::Tensor tensor = on_cpu(tensors.at(name));
+      if (tensor.nbytes() == 0) continue;  // its null pointer is no source for memcpy()
       stream.write(static_cast<const char*>(tensor.const_data_ptr()), std::streamsize(tensor.nbytes()));
     }
   };
