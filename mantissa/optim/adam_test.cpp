@@ -295,6 +295,22 @@ TEST(Adam, RefusesAFileThatIsNotItsOwn) {
   EXPECT_TRUE(optimizer.state().empty());
 }
 
+TEST(Adam, MomentsThatFitStayTheSameTensors) {
+  const at::Tensor rows = at::ones({4, 3}).set_requires_grad(true),
+                   columns = at::ones({3, 4}).t().set_requires_grad(true),
+                   gaps = at::ones({4, 6}).slice(1, 0, 3).set_requires_grad(true);
+  Adam optimizer({rows, columns, gaps});
+  const auto moment_of = [&](const at::Tensor& p) {
+    return dynamic_cast<const AdamParamState&>(*optimizer.state().at(p.unsafeGetTensorImpl())).exp_avg();
+  };
+  take_noisy_steps(optimizer, 0, 1);
+  for (const at::Tensor& p : {rows, columns, gaps}) {
+    const at::Tensor before = moment_of(p);
+    take_noisy_steps(optimizer, 1, 2);
+    EXPECT_TRUE(moment_of(p).is_same(before)) << p.strides();
+  }
+}
+
 TEST(Adam, RefusesSparseGradientsBeforeAnyParameterMoves) {
   const at::Tensor dense = start_parameter(at::kFloat), sparse = start_parameter(at::kFloat);
   Adam optimizer(std::vector<at::Tensor>{dense, sparse});

@@ -42,6 +42,58 @@ TEST(BitsandbytesState, GroupsHaveTheBetasAndEpsOfBitsandbytes) {
   EXPECT_EQ(numbers(Adagrad8bit(net, AdagradOptions().eps(0.5))), (std::vector<double>{0, 0, 0.5}));
 }
 
+// bitsandbytes/optim/optimizer.py: Optimizer2State has the options of AdEMAMix, which are off in its others.
+TEST(BitsandbytesState, GroupsOfOptimizersWithTwoStatesHaveTheOptionsOfAdEMAMix) {
+  const auto group = [](const LowBitOptimizer& optimizer) {
+    return StateReader(bitsandbytes_state(optimizer)).at("param_groups").at(0).to_dict();
+  };
+  const std::vector<at::Tensor> net = {weight(9)};
+  StateDict adam = group(Adam8bit(net));
+  for (const char* const name : {"t_alpha", "t_beta3"}) {
+    ASSERT_TRUE(adam.contains(name)) << name;
+    EXPECT_TRUE(adam.at(name).is_null()) << name;
+    adam.erase(name);
+  }
+  ASSERT_TRUE(adam.contains("alpha"));
+  EXPECT_EQ(*adam.at("alpha").get_if<double>(), 0);
+  adam.erase("alpha");
+  const auto names = [](const StateDict& dict) {
+    std::vector<std::string> all;
+    for (const auto& [name, value] : dict) all.push_back(name);
+    return all;
+  };
+  EXPECT_EQ(names(adam), (std::vector<std::string>{"betas", "eps", "lr", "params", "weight_decay"}));
+  EXPECT_EQ(names(group(Lion8bit(net))), names(adam));
+}
+
+TEST(BitsandbytesState, EachOptionOfAGroupComesBack) {
+  const std::vector<at::Tensor> net = {weight(9)};
+  const Adam8bit saved(net, AdamOptions(0.25).betas({0.5, 0.75}).eps(0.125).weight_decay(0.375));
+  Adam8bit loaded(net);
+  load_bitsandbytes_state(loaded, StateReader(bitsandbytes_state(saved)));
+  EXPECT_EQ(difference(optimizer_state(loaded), optimizer_state(saved)), "");
+}
+
+TEST(BitsandbytesState, ValuesOfAMapMayDifferByRounding) {
+  const at::Tensor p = weight(4096);
+  Adam8bit optimizer({p});
+  take_noisy_steps(optimizer, 0, 1);
+  const auto error_at = [&](float near_0) {
+    StateDict theirs = snapshot(bitsandbytes_state(optimizer, /*is_wrapped=*/false));
+    at::Tensor map = *theirs.at("state")
+                          .get_if<StateDict>()
+                          ->at("0")
+                          .get_if<StateDict>()
+                          ->at("qmap1")
+                          .get_if<at::Tensor>();
+    map.masked_fill_(map == 0, near_0);
+    return error_of([&] { load_bitsandbytes_state(optimizer, StateReader(theirs)); });
+  };
+  EXPECT_EQ(error_at(1e-6F), "no error");
+  EXPECT_EQ(error_at(-1e-6F), "no error");
+  EXPECT_THAT(error_at(1.1e-6F), HasSubstr("is another map"));
+}
+
 TEST_P(BitsandbytesStates, ConvertsToTheLayoutOfBitsandbytesAndBack) {
   const auto make_net = [] { return std::vector<at::Tensor>{weight(4097), weight(5)}; };
   for (const bool is_wrapped : {true, false}) {
@@ -113,6 +165,19 @@ TEST_P(BitsandbytesStates, OneThatDoesNotFitChangesNothing) {
               HasSubstr(" 1 is invalid; "));
   EXPECT_THAT(error_with([](auto&, auto& group) { group.insert_or_assign("lr", "fast"); }),
               HasSubstr("lr: is text"));
+}
+
+TEST(BitsandbytesState, OneWithAnotherNumberOfGroupsChangesNothing) {
+  const at::Tensor p = weight(4096);
+  Adam8bit optimizer({p});
+  take_noisy_steps(optimizer, 0, 1);
+  const StateDict before = snapshot(optimizer_state(optimizer));
+  StateDict theirs = snapshot(bitsandbytes_state(optimizer));
+  StateList& groups = *theirs.at("param_groups").get_if<StateList>();
+  groups.push_back(groups.front());
+  EXPECT_THAT(error_of([&] { load_bitsandbytes_state(optimizer, StateReader(theirs, "theirs")); }),
+              HasSubstr("theirs.param_groups: are 2; the optimizer has 1"));
+  EXPECT_EQ(difference(optimizer_state(optimizer), before), "");
 }
 
 TEST(BitsandbytesState, OneWithoutMomentumChangesNothing) {

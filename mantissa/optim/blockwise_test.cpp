@@ -1,5 +1,6 @@
 #include "mantissa/optim/blockwise.h"
 
+#include <cmath>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +8,7 @@
 
 #include "mantissa/core/code_tables.h"
 #include "mantissa/core/test_support_internal.h"
+#include "mantissa/kernels/aten/update_factors.h"
 #include "mantissa/kernels/cpu/blockwise.h"
 #include "mantissa/optim/blockwise_internal.h"
 
@@ -50,6 +52,15 @@ TEST(Blockwise, OperationsGiveTheKernelsBits) {
           at::cat({at::ones({1}), middle + (at::arange(1000) - 500) * 1e-8}).slice(0, 0, 256);
       expect_equal(quantize_blockwise(near, is_signed), quantize_by_operations(near, map));
     }
+  }
+}
+
+// The reciprocal of the smallest absmax is infinite, and twice the largest one is.
+TEST(Blockwise, OperationsGiveTheKernelsBitsOfBlocksOfEverySize) {
+  const at::Tensor values = at::linspace(-1.9375, 1.9375, 256);
+  for (const int exponent : {-149, -140, -127, -126, -101, -100, -99, 0, 100, 126, 127}) {
+    const at::Tensor block = values * std::ldexp(1.0F, exponent);
+    expect_equal(quantize_blockwise(block), quantize_by_operations(block, DynamicMap::kSigned));
   }
 }
 
@@ -179,6 +190,7 @@ TEST(Blockwise, UpdatesByOperationsHaveTheKernelsBits) {
 TEST(Blockwise, AParameterThatIsNotFiniteHasTheSameStatesOf4BitsEverywhere) {
   Trained start(UpdateRule::kAdamDecayFirst, at::kFloat, 4);
   start.parameter[9] = INFINITY, start.parameter[10] = NAN, start.parameter[200] = -INFINITY;
+  start.parameter[300] = NAN;  // in a block whose absmax is that of finite numbers
   start.gradient = at::linspace(-1, 1, start.count);
   kernels::BlockwiseUpdate update;
   update.rule = UpdateRule::kAdamDecayFirst;
@@ -216,6 +228,29 @@ TEST(Blockwise, TheSecondMomentsOfATinyBlockAreNotNegative) {
     const BlockwiseCodes states = {at::arange(256, at::kByte), at::full({1}, absmax)};
     EXPECT_GE(decode_states_by_operations(states, kernels::DynamicMap::kUnsigned).min().item<float>(), 0)
         << absmax;
+  }
+}
+
+TEST(Blockwise, TheCodesOf0Mean0AndNotMinus0) {
+  const at::Tensor zeros = at::zeros({256});
+  for (const DynamicMap map : kMaps) {
+    const at::Tensor decoded = decode_states_by_operations(encode_states_by_operations(zeros, map), map);
+    EXPECT_TRUE(at::equal(decoded, zeros));
+    EXPECT_FALSE(decoded.signbit().any().item<bool>());
+  }
+}
+
+TEST(Blockwise, TheFactorsOfAStepAreNearTheKernels) {
+  const LowBitHyperparameters h = {.lr = 0.25, .beta1 = 0.75, .beta2 = 0.9, .eps = 0.01};
+  for (const UpdateRule rule : {UpdateRule::kAdam, UpdateRule::kAdamDecayFirst, UpdateRule::kLion,
+                                UpdateRule::kSGD, UpdateRule::kRMSprop, UpdateRule::kAdagrad}) {
+    for (const double step : {1, 2, 30}) {
+      const UpdateFactorTensors factors = factors_of_step(rule, h, at::full({}, step, at::kFloat));
+      const kernels::UpdateFactors want =
+          kernels::update_factors(rule, false, {h.lr, h.beta1, h.beta2, h.eps, h.weight_decay}, step);
+      EXPECT_FLOAT_EQ(factors.step_size.item<float>(), want.step_size) << static_cast<int>(rule);
+      EXPECT_FLOAT_EQ(factors.eps.item<float>(), want.eps) << static_cast<int>(rule);
+    }
   }
 }
 

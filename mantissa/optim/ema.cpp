@@ -63,9 +63,10 @@ void ExponentialMovingAverage::update() {
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> now = tensors();
   if (num_updates_ == 0) {
-    averages_.clear();
+    std::vector<at::Tensor> first;
     for (const at::Tensor& tensor : now)
-      averages_.push_back(tensor.detach().to(average_dtype(tensor), /*non_blocking=*/false, /*copy=*/true));
+      first.push_back(tensor.detach().to(average_dtype(tensor), /*non_blocking=*/false, /*copy=*/true));
+    averages_ = std::move(first);
   } else {
     check_same(now, averages_);
     const size_t parameters = without_packed(module_.parameters()).size();

@@ -109,6 +109,32 @@ TEST(Ema, TrainedWeightsComeBackAlsoWhenTheBodyThrows) {
   EXPECT_EQ(alias[0][0].item<float>(), 2);
 }
 
+TEST(Ema, AfterOneUpdateTheAverageIsThatOfTheFirstWeights) {
+  Net net;
+  ExponentialMovingAverage ema(net);
+  ema.copy_to_module();  // nothing is averaged yet
+  net.write(1);
+  ema.update();
+  net.write(3);
+  {
+    const auto averaged = ema.average_weights();
+    EXPECT_EQ(net.fc->weight[0][0].item<float>(), 1);
+  }
+  EXPECT_EQ(net.fc->weight[0][0].item<float>(), 3);
+  ema.copy_to_module();
+  EXPECT_EQ(net.fc->weight[0][0].item<float>(), 1);
+}
+
+TEST(Ema, WithDecay0TheAverageIsTheLastWeights) {
+  Net net;
+  ExponentialMovingAverage ema(net, {.decay = 0});
+  for (const double value : {1, 3}) {
+    net.write(value);
+    ema.update();
+  }
+  EXPECT_EQ(ema.averages()[0][0][0].item<float>(), 3);
+}
+
 TEST(Ema, SixteenBitWeightsAreAveragedInFloat32) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     Net net;
@@ -191,8 +217,22 @@ TEST(Ema, RefusesWhatDoesNotFit) {
   const at::Tensor before = another.averages()[0].clone();
   EXPECT_THROW(save_and_load(ema, another), c10::Error);
   EXPECT_TRUE(at::equal(another.averages()[0], before));
+}
+
+TEST(Ema, RefusesAModuleThatChangedBeforeAnythingIsWritten) {
+  Net net;
+  ExponentialMovingAverage ema(net);
+  net.write(1);
+  ema.update();
+  net.write(3);
   net.register_module("late", torch::nn::Linear(1, 1));
-  EXPECT_THROW(ema.update(), c10::Error);
+  const auto is_refused = testing::HasSubstr(
+      "there are averages of 7 tensors, and the module has 9; number and shapes must match");
+  EXPECT_THAT(error_of([&] { ema.update(); }), is_refused);
+  EXPECT_EQ(ema.averages()[0][0][0].item<float>(), 1);
+  EXPECT_THAT(error_of([&] { ema.copy_to_module(); }), is_refused);
+  EXPECT_EQ(net.fc->weight[0][0].item<float>(), 3);
+  EXPECT_THAT(error_of([&] { ema.named_averages(); }), is_refused);
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ std::vector<std::vector<Piece>> bundles_of(const std::vector<int64_t>& numels, i
   for (size_t slot = 0; slot < numels.size(); ++slot) {
     for (int64_t begin = 0; begin < numels[slot]; begin += most) {
       const Piece piece{slot, begin, std::min(most, numels[slot] - begin)};
-      if (bundles.empty() || piece.count > room) {
+      if (piece.count > room) {
         bundles.emplace_back();
         room = most;
       }

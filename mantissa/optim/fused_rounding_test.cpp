@@ -4,6 +4,7 @@
 #include "mantissa/optim/fused_optimizer.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/fused_test_support_internal.h"
+#include "mantissa/optim/stochastic_round.h"
 #include "mantissa/optim/test_support_internal.h"
 
 namespace mantissa::fused_rounding_test {
@@ -91,6 +92,28 @@ TEST(FusedSgdRounding, ParametersDrawApartFromEachOther) {
     for (const int64_t begin : {0, 8}) alike += at::equal(a.slice(0, begin, begin + 8), b.slice(0, 0, 8));
   }
   EXPECT_LT(alike, 8);  // at random, once in 256 times
+}
+
+TEST(FusedSgdRounding, AParameterTakesTheDrawsThatFollowThoseOfTheParametersBefore) {
+  std::vector<at::Tensor> net;
+  for (const int64_t size : {1, 5, 16, 17, 40'000})  // the last one is updated in pieces
+    net.push_back(noise(-1, {size}, at::kBFloat16).set_requires_grad(true));
+  FusedSGD optimizer(net, SGDOptions(1.0), FusedOptions{.stochastic_rounding = true, .seed = 3});
+  for (int64_t step = 0; step < 2; ++step) {
+    std::vector<at::Tensor> want;
+    uint64_t first_draw = 0;
+    for (const at::Tensor& p : net) {
+      p.mutable_grad() = noise(step, p.sizes(), at::kBFloat16) * 0x1p-9;
+      const at::Tensor exact = p.detach().to(at::kFloat) - p.grad().to(at::kFloat);
+      want.push_back(
+          stochastic_round_(at::empty_like(p).detach(), exact, 3, static_cast<uint64_t>(step), first_draw));
+      first_draw += static_cast<uint64_t>((p.numel() + 7) / 8 * 8);  // whole blocks of eight
+    }
+    net[1].mutable_grad().reset();  // its draws are left out
+    want[1] = net[1].detach().clone();
+    optimizer.step();
+    for (size_t i = 0; i < net.size(); ++i) EXPECT_TRUE(at::equal(net[i], want[i])) << i;
+  }
 }
 
 }  // namespace

@@ -48,6 +48,20 @@ TEST(FusedSGD, WithoutMomentumRemembersNothing) {
   EXPECT_TRUE(fused.state().empty());
 }
 
+// The gradient has no part in later buffers then, so that a buffer of zeros would stay as it is.
+TEST(FusedSGD, AFirstStepThatIsDroppedLeavesNoTraceWithDampening1) {
+  const at::Tensor straight = large_parameter(at::kFloat), dropped = large_parameter(at::kFloat);
+  const SGDOptions options = SGDOptions(0.05).momentum(0.9).dampening(1);
+  FusedSGD want({straight}, options), optimizer({dropped}, options);
+  dropped.mutable_grad() = at::full_like(dropped, NAN).detach();
+  optimizer.found_inf = at::ones({});
+  optimizer.step();
+  optimizer.found_inf = at::zeros({});
+  take_noisy_steps(want, 0, 3);
+  take_noisy_steps(optimizer, 0, 3);
+  EXPECT_TRUE(at::equal(dropped, straight));
+}
+
 TEST(FusedSGD, TakesOverFromSGDAndHandsBack) {
   for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor p = large_parameter(dtype);
@@ -75,6 +89,8 @@ TEST(FusedSGD, Float32MomentumOfStochasticRoundingGoesBackTo16Bits) {
   SGD plain({q});
   save_and_load(rounding, plain);
   take_noisy_steps(plain, 3, 4);
+  const auto& state = dynamic_cast<const SGDParamState&>(*plain.state().at(q.unsafeGetTensorImpl()));
+  EXPECT_EQ(state.momentum_buffer().scalar_type(), at::kHalf);
   take_noisy_steps(rounding, 3, 4);
   EXPECT_TRUE(at::allclose(q.to(at::kFloat), p.to(at::kFloat), 2e-3, 2e-3));
 }

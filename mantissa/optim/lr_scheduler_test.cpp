@@ -1,5 +1,7 @@
 #include "mantissa/optim/lr_scheduler.h"
 
+#include "mantissa/core/test_support_internal.h"
+
 namespace mantissa::lr_scheduler_test {
 namespace {
 
@@ -83,8 +85,11 @@ TEST(WarmupCosineLR, RefusesAGroupAddedLater) {
   SGD optimizer = two_group_optimizer();
   WarmupCosineLR schedule(optimizer, kOptions);
   optimizer.add_param_group(OptimizerParamGroup({at::zeros({1}).set_requires_grad(true)}));
-  EXPECT_THROW(schedule.step(), c10::Error);
+  const auto is_refused = testing::HasSubstr("the optimizer now has 3 parameter groups, and had 2");
+  EXPECT_THAT(error_of([&] { schedule.step(); }), is_refused);
+  EXPECT_THAT(error_of([&] { schedule.resume_at(3); }), is_refused);
   EXPECT_EQ(schedule.steps_taken(), 0);
+  EXPECT_EQ(rate(optimizer, 0), warmup_cosine_factor(kOptions, 0));
 }
 
 }  // namespace

@@ -188,8 +188,10 @@ TEST_P(EightBit, StepsMayBeCountedInAnotherDtype) {
     EXPECT_TRUE(at::equal(q, p)) << dtype;
   }
   steps = 3.0;
+  const StateDict before = snapshot(optimizer_state(*straight));
   EXPECT_THAT(value_error([&] { load_optimizer_state(*straight, StateReader(saved)); }),
               HasSubstr("the optimizer does not load all of it (loaded and saved: state.0.step"));
+  EXPECT_EQ(difference(optimizer_state(*straight), before), "");
 }
 
 TEST_P(EightBit, TakesGradientsOfAnotherDtypeAndLeavesThemUnscaled) {
@@ -346,6 +348,16 @@ TEST_P(EightBit, AParameterThatWasResizedIsRefusedBeforeAnythingIsWritten) {
     EXPECT_THAT(error_of([&] { optimizer->step(); }), HasSubstr("which does not fit; it was resized"));
     EXPECT_TRUE(at::equal(other, was) && at::equal(p, resized)) << before << " to " << after;
   }
+}
+
+TEST_P(EightBit, AnAbsmaxOfAnotherSizeIsRefusedBeforeAnythingIsWritten) {
+  const at::Tensor p = weight(8192);
+  const auto optimizer = make({p});
+  take_noisy_steps(*optimizer, 0, 2);
+  const at::Tensor was = p.detach().clone();
+  dynamic_cast<LowBitParamState&>(*optimizer->state().at(p.unsafeGetTensorImpl())).absmax1(at::ones({3}));
+  EXPECT_THAT(error_of([&] { optimizer->step(); }), HasSubstr("a state of [3] in Float, which does not fit"));
+  EXPECT_TRUE(at::equal(p, was));
 }
 
 TEST(EightBitOptions, Q47_WhatHasNo8BitFormIsRefused) {

@@ -84,6 +84,29 @@ TEST(OptimizerArchive, AFileThatDoesNotNameAParameterIsRefused) {
   EXPECT_THAT(error_with([](StateDict& group) { group.insert_or_assign("params/1", 7); }), refused);
 }
 
+/// Notes how the options in the archive are called that it loads.
+struct Noting : torch::optim::SGD {
+  explicit Noting(const at::Tensor& p) : SGD({p}, torch::optim::SGDOptions(0.1)) {}
+  void load(InputArchive& archive) override {
+    InputArchive groups, group, options;
+    archive.read("param_groups", groups);
+    groups.read("param_groups/0", group);
+    group.read("options", options);
+    names = options.keys();
+    SGD::load(archive);
+  }
+  std::vector<std::string> names;
+};
+
+TEST(OptimizerArchive, LoadFindsTheOptionsThatSaveWrote) {
+  const at::Tensor p = start_parameter(at::kFloat);
+  Noting by_file(p), by_state(p);
+  save_and_load(by_file, by_file);
+  load_optimizer_state(by_state, StateReader(optimizer_state(by_file)));
+  EXPECT_THAT(by_file.names, testing::Contains("momentum"));
+  EXPECT_THAT(by_state.names, testing::UnorderedElementsAreArray(by_file.names));
+}
+
 TEST(OptimizerArchive, ASeedIsAWholeNumber) {
   FusedSGD optimizer({at::ones({3}, at::kHalf).set_requires_grad(true)}, SGDOptions(0.1),
                      FusedOptions{.stochastic_rounding = true, .seed = 3});

@@ -213,9 +213,9 @@ StateValue moved(const StateValue& value, at::Device device) {
   return copy;
 }
 
-/// Returns the name of a parameter in libtorch's layout. libtorch names parameters by their address; any text
-/// of a number works except 0, which stands for none.
-std::string address(size_t number) { return std::to_string(number + 1); }
+/// Returns the name of a parameter in libtorch's layout. libtorch names parameters by their address; the text of
+/// any number works.
+std::string address(size_t number) { return std::to_string(number); }
 
 StateDict archive_of(const StateReader& saved, const std::vector<at::Tensor>& parameters) {
   StateDict states, groups;

@@ -314,6 +314,7 @@ TEST(OptimizerStateOf, LooksAsPythonsDoes) {
   a.mutable_grad() = at::ones({2});
   optimizer.step();
   const StateDict state = optimizer_state(optimizer);
+  EXPECT_EQ(state.size(), 2u) << "nothing else beside state and param_groups";
   const StateReader reader(state);
   EXPECT_EQ(reader.at("state").size(), 1u);
   EXPECT_EQ(reader.at("state").at("0").at("step").to_tensor().item<float>(), 1);

@@ -241,7 +241,9 @@ TEST(Refusals, OfAnAverageThatHasTensorsAndNoUpdates) {
 TEST(Refusals, OfWhatCannotBeRoundedStochastically) {
   const at::Tensor in = at::zeros({4, 2}), out = at::zeros({4, 2}, at::kHalf);
   const auto error = [](const at::Tensor& to, const at::Tensor& from) {
-    return error_of([&] { stochastic_round_(to, from, 0, 0); });
+    const std::string refused = error_of([&] { stochastic_round_(to, from, 0, 0); });
+    EXPECT_EQ(error_of([&] { stochastic_round_(to, from, 0, at::zeros({}, at::kLong)); }), refused);
+    return refused;
   };
   EXPECT_EQ(error(out, in), "no error");
   EXPECT_EQ(error(out.to(at::kBFloat16), in), "no error");

@@ -8,6 +8,7 @@
 
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/adamw.h"
+#include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/muon.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/optim/optimizers_8bit.h"
@@ -48,7 +49,7 @@ TEST_P(OptimizerRegistry, TheRowIsTrue) {
     EXPECT_EQ(group.at("eps").to_double(), row.defaults.eps);
   }
   const auto* const low_bit = dynamic_cast<LowBitOptimizer*>(optimizer.get());
-  EXPECT_EQ(row.takes("min_8bit_size"), low_bit && low_bit->optim_bits(torch::zeros({64, 128})) < 32);
+  EXPECT_EQ(row.takes("min_8bit_size"), low_bit && low_bit->optim_bits(torch::zeros({4096})) < 32);
   EXPECT_EQ(row.squares_gradients, row.takes("eps") && !low_bit);
   EXPECT_FALSE(StateReader(state).find("stochastic_rounding_seed"));
 }
@@ -104,6 +105,19 @@ INSTANTIATE_TEST_SUITE_P(EveryOptimizer, OptimizerRegistry, testing::ValuesIn(op
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+TEST(OptimizerByName, WithoutSettingsItHasTheDefaultsOfItsClass) {
+  const std::vector<at::Tensor> net = {at::ones({4}).set_requires_grad(true)};
+  const auto expect_same = [&](const char* name, const auto& of_class) {
+    EXPECT_EQ(difference(optimizer_state(*make_optimizer(name, net)), optimizer_state(of_class)), "") << name;
+  };
+  expect_same("adam", Adam(net));
+  expect_same("adamw", AdamW(net));
+  expect_same("fused-adagrad", FusedAdagrad(net));
+  expect_same("lion8bit", Lion8bit(net));
+  expect_same("rmsprop8bit", RMSprop8bit(net));
+  expect_same("adagrad8bit", Adagrad8bit(net));
+}
 
 TEST(OptimizerByName, SettingsReachIt) {
   const at::Tensor weight = at::ones({4}).set_requires_grad(true);

@@ -74,12 +74,11 @@ const StateTables& tables_on(DynamicMap map, at::Device device) {
 BlockwiseCodes encode_states_by_operations(const at::Tensor& values, DynamicMap map) {
   const auto [x, absmax] = normalized(values);
   const at::Tensor& least = tables_on(map, x.device()).least;
-  const at::Tensor rank = at::bucketize(x.abs(), least, /*out_int32=*/true, /*right=*/true),
-                   is_negative = x < 0;
+  const at::Tensor rank = at::bucketize(x.abs(), least, /*out_int32=*/true, /*right=*/true);
   constexpr int kZero = kernels::kSignedZero;
-  const at::Tensor codes = map == DynamicMap::kSigned
-                               ? kZero + at::where(is_negative, -rank.clamp_max(kZero), rank)
-                               : at::where(is_negative, 0, rank);
+  // The unsigned map is that of second moments, of which none is negative.
+  const at::Tensor codes =
+      map == DynamicMap::kSigned ? kZero + at::where(x < 0, -rank.clamp_max(kZero), rank) : rank;
   return {out_of_blocks(codes.to(at::kByte), values), absmax.view(-1)};
 }
 
