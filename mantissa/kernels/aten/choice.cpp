@@ -242,13 +242,22 @@ Kernel guessed_kernel(const ChoiceCache& measured, size_t element, size_t family
   return likely;
 }
 
-/// Measures the undecided families of `family`'s group, `family` first, as far as the budget goes.
+/// Returns the kernel that was fastest in earlier processes, if they have timed all kernels that are available now.
+std::optional<Kernel> cached_kernel(const Table& table, size_t element, size_t family) {
+  return among(candidates(element, family), table.cache->timings(key_of(element, family)));
+}
+
+bool should_be_measured(const Table& table, size_t element, size_t family) {
+  return !cached_kernel(table, element, family) || table.cache->is_due(key_of(element, family));
+}
+
+/// Measures the undecided families of `family`'s group that need it, `family` first, as far as the budget goes.
 void measure(Table& table, size_t element, size_t family) {
   std::vector<size_t> families = {family};
   const auto [first, end] = group_of(family);
   for (const auto other : c10::irange(first, end))
     if (other != family && is_chosen(element, other) && table.kernels[element][other] == 0 &&
-        !table.pins[element][other].kernel)
+        !table.pins[element][other].kernel && should_be_measured(table, element, other))
       families.push_back(other);
   std::vector<Contest> contests;
   for (const size_t each : families)
@@ -284,13 +293,10 @@ Kernel decide(Table& table, size_t element, size_t family) {
     return kernel_of(decided());
   }
   if (!table.cache) table.cache = ChoiceCache::read();
-  const std::string key = key_of(element, family);
-  const std::vector<KernelTiming> kept = table.cache->timings(key);
-  const std::optional<Kernel> cached = among(candidates(element, family), kept);
-  if (!cached || table.cache->is_due(key)) measure(table, element, family);
+  if (should_be_measured(table, element, family)) measure(table, element, family);
   if (decided() != 0) return kernel_of(decided());
-  if (cached) {
-    settle(table, element, family, *cached, {"cached", kept});
+  if (const auto kernel = cached_kernel(table, element, family)) {
+    settle(table, element, family, *kernel, {"cached", table.cache->timings(key_of(element, family))});
   } else {
     settle(table, element, family, guessed_kernel(*table.cache, element, family), {"default", {}});
   }

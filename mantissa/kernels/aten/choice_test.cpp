@@ -445,6 +445,17 @@ TEST_F(ChoiceWithoutTime, AProcessAnHourLaterMeasuresAgain) {
   for (const KernelTiming& timing : row.timings) EXPECT_LT(timing.seconds, 1) << timing.kernel;
 }
 
+/// What another process has just measured is not measured again beside a family of its group that is missing.
+TEST_F(ChoiceWithoutTime, OnlyWhatIsDueIsMeasured) {
+  set_calibration_budget(1e-9);
+  kernel_for(KernelFamily::kGeluBackward, kBf16);
+  forget_cpu_kernel_choices();
+  kernel_for(KernelFamily::kGelu, kBf16);
+  const auto rows = ChoiceCache::read().rows();
+  EXPECT_EQ(rows.at("bf16.gelu").moments, 1);
+  EXPECT_EQ(rows.at("bf16.gelu_backward").moments, 1);
+}
+
 TEST_F(ChoiceCacheFile, AnotherFileIsAsNone) {
   ChoiceCache cache = ChoiceCache::read();
   cache.keep({{"bf16.product", timings_}});
