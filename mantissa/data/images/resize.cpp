@@ -7,8 +7,9 @@
 namespace mantissa {
 namespace {
 
-// Builds for the CPU's vectors, which the loader of the program chooses from.
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
+// Builds for the CPU's vectors, which the loader of the program chooses from. ThreadSanitizer instruments the function by which it
+// chooses, which then runs before the sanitizer is there.
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define MANTISSA_RESIZE_BUILDS __attribute__((target_clones("avx2", "default")))
 #else
 #define MANTISSA_RESIZE_BUILDS
