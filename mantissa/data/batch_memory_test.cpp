@@ -60,7 +60,7 @@ TEST(BatchMemory, TensorsOutliveItAndDieInOtherThreads) {
   for (int i = 0; i < 20; ++i) kept.push_back(memory->take({1000}, at::kDouble).fill_(i));
   std::vector<std::thread> threads;
   for (int t = 0; t < 3; ++t)
-    threads.emplace_back([&] {
+    threads.emplace_back([&, t] {
       for (int i = 0; i < 200; ++i) {
         const at::Tensor mine = memory->take({1000}, at::kDouble).fill_(t);
         if (!mine.eq(t).all().item<bool>()) ADD_FAILURE() << "two tensors have the same memory";
