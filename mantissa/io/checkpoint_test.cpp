@@ -328,6 +328,12 @@ TEST_F(CheckpointFiles, SaysWhatIsDamaged) {
       testing::ContainsRegex("weights.safetensors' has the checksum [0-9a-f]{32}, and was written with"));
 }
 
+TEST_F(CheckpointFiles, WhatIsNotThereIsNotDamaged) {
+  EXPECT_THAT(
+      error_of([&] { load_checkpoint(folder_ / "none"); }),
+      HasSubstr("manifest.json' cannot be read: No such file or directory; give the folder of a whole"));
+}
+
 // The manifest is consistent in itself, but does not fit the files beside it.
 TEST_F(CheckpointFiles, TheManifestMustFitTheTensors) {
   save_checkpoint(folder_ / "a", {0, {{"w", at::ones({2, 3})}}, {{"x", at::ones({4})}}});
@@ -436,6 +442,18 @@ TEST_F(CheckpointFiles, AReadOnlyFolderKeepsTheOldOne) {
   EXPECT_EQ(error_as_nobody([&] { load_newest(folder_); }), "no error");
   fs::permissions(folder_, fs::perms::owner_all);
   EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
+}
+
+TEST_F(CheckpointFiles, WhatIsLeftOfOneThatCannotBeRemovedIsNamed) {
+  save_checkpoint(folder_ / "a", a_checkpoint(1));
+  fs::permissions(folder_ / "a", fs::perms(0555));
+  fs::permissions(folder_, fs::perms::all);
+  const std::string error = error_as_nobody([&] { remove_checkpoint(folder_ / "a"); });
+  const std::string left = names().front();
+  fs::permissions(folder_ / left, fs::perms::owner_all);
+  EXPECT_THAT(left, testing::StartsWith(".a.tmp-"));
+  EXPECT_THAT(error, HasSubstr("which is now '" + (folder_ / left).string() +
+                               "': Permission denied; remove that by hand"));
 }
 
 // A child writes one checkpoint after another, replaces one of them each time and removes old ones, until it

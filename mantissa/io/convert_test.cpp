@@ -78,6 +78,14 @@ TEST_F(Convert, EveryPairOfDtypesAndSizes) {
   }
 }
 
+TEST_F(Convert, TellsHowManyBytesItHasRead) {
+  save_safetensors(folder_ / "in.safetensors", {{"a", at::ones({100})}, {"b", at::ones({3}, at::kHalf)}});
+  std::vector<uint64_t> told;
+  convert({{"a", {"a", at::kFloat}}, {"b", {"b", at::kHalf}}}, 0,
+          [&](uint64_t bytes_read) { told.push_back(bytes_read); });
+  EXPECT_EQ(told, (std::vector<uint64_t>{400, 406}));
+}
+
 TEST_F(Convert, AThrowInTheMiddleLeavesNothing) {
   save_safetensors(folder_ / "in.safetensors", {{"a", at::ones({100})}, {"b", at::ones({100})}});
   EXPECT_THROW(convert({{"a", {"a", at::kHalf}}, {"b", {"b", at::kHalf}}}, 200,

@@ -145,8 +145,8 @@ fs::path sibling(const fs::path& target, const char* kind) {
 }
 
 std::optional<SiblingName> parse_sibling(const std::string& file_name) {
+  // A name without '-' has none before it either, and one that begins with it does not begin with '.'.
   const size_t count = file_name.rfind('-');
-  if (count == std::string::npos || count == 0) return std::nullopt;
   const size_t pid = file_name.rfind('-', count - 1);
   if (pid == std::string::npos) return std::nullopt;
   const size_t kind = file_name.rfind('.', pid);

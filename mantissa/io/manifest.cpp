@@ -312,7 +312,8 @@ Manifest parse_manifest(std::string_view text, const std::string& file, bool ver
   const json root = parse_json(text, kMaxStateDepth + 4,
                                [&](const std::string& what) { whole.require(false, "it ", what); });
   // Checked before the checksum, because a later version may use a different one.
-  whole.require(root.is_object() && root.contains("format") && root["format"] == kManifestFormat,
+  // What is no object contains no field.
+  whole.require(root.contains("format") && root["format"] == kManifestFormat,
                 "it is not a manifest of a checkpoint: its field 'format' must be \"", kManifestFormat, "\"");
   const int64_t version = whole.at("version").whole(whole.field(root, "version"));
   TORCH_CHECK_VALUE(version == kManifestVersion, "checkpoint manifest '", file, "': its format version is ",

@@ -38,6 +38,10 @@ TEST(Manifest, ReadsWhatItWrote) {
   EXPECT_EQ(manifest.weights.at("w").sizes(), at::IntArrayRef({2, 3}));
   EXPECT_EQ(manifest.tensor_names, std::vector<std::string>{"x"});
   EXPECT_EQ(StateReader(manifest.state).at("lr").to_double(), 0.5);
+  // Any version may have written it.
+  const std::string other = text_with("\"mantissa\": \"", "\"mantissa\": \"other-");
+  EXPECT_THAT(parse_manifest(other, "m.json", /*verify_checksum=*/false).mantissa_version,
+              testing::StartsWith("other-"));
 }
 
 TEST(Manifest, KeepsNumbersBitForBit) {
@@ -104,6 +108,8 @@ TEST(Manifest, RefusesTensorsThatCannotBe) {
   };
   EXPECT_EQ(with_state(tensor("y", "[3]")), "no error");
   EXPECT_THAT(with_state(tensor("x", "[3]")), HasSubstr("the tensor 'x' is named twice"));
+  EXPECT_THAT(with_state(R"({"$tensor": "y", "dtype": "F32", "shape": [3], "data": 0})"),
+              HasSubstr("state.lr: unknown field 'data'"));
   EXPECT_THAT(with_state(tensor("y", "[-3]")), HasSubstr("state.lr.shape: is -3"));
   EXPECT_THAT(with_state(tensor("y", "3")), HasSubstr("'shape' must be a list"));
   EXPECT_THAT(with_state(tensor("y", "[4611686018427387904, 2]")), HasSubstr("overflows 63 bits"));
@@ -207,12 +213,17 @@ TEST(Manifest, TextsThatAreNone) {
 
 TEST(Manifest, ItsOwnChecksumStandsAtTheEnd) {
   const std::string text = text_with("", "");
+  EXPECT_THAT(text, testing::StartsWith("{\n \"format\": \"mantissa-checkpoint\",\n \"version\": 1,\n"));
   EXPECT_THAT(text, testing::EndsWith("\"\n}\n"));
   EXPECT_EQ(text.substr(text.size() - 52, 16), ",\n \"xxh3_128\": \"");
   EXPECT_THAT(error_of([&] { parse_manifest(text_with("\"step\": 12", "\"step\": 13"), "m.json"); }),
               testing::ContainsRegex("its checksum is [0-9a-f]{32}, and it was written with"));
-  EXPECT_THAT(error_of([&] { parse_manifest(text + " ", "m.json"); }),
-              HasSubstr("its last 52 bytes must hold its checksum"));
+  const std::string otherwise_ended = text.substr(0, text.size() - 4) + "\"}\n\n";
+  const std::string too_short = R"({"version": 1, "format": "mantissa-checkpoint")"
+                                "\n}\n";
+  for (const std::string& refused : {text + " ", otherwise_ended, too_short})
+    EXPECT_THAT(error_of([&] { parse_manifest(refused, "m.json"); }),
+                HasSubstr("its last 52 bytes must hold its checksum"));
 }
 
 }  // namespace

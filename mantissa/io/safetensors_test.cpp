@@ -160,12 +160,12 @@ TEST_F(SafetensorsTest, LazyConjugateAndGradient) {
 TEST_F(SafetensorsTest, BoolBytesOtherThanOneAreTrue) {
   save_safetensors(path_, {{"mask", at::ones({3}, at::kBool)}});
   std::string whole = bytes_of(path_);
-  whole[whole.size() - 3] = 0;
-  whole[whole.size() - 2] = 2;
+  whole[whole.size() - 3] = 2;
+  whole[whole.size() - 2] = 0;
   whole[whole.size() - 1] = char(255);
   write_file_atomically(path_, whole);
   const at::Tensor mask = load_safetensors(path_).tensors.at("mask");
-  EXPECT_TRUE(at::equal(mask.view(at::kByte), at::tensor({0, 1, 1}, at::kByte)));
+  EXPECT_TRUE(at::equal(mask.view(at::kByte), at::tensor({1, 0, 1}, at::kByte)));
 }
 
 TEST_F(SafetensorsTest, AFailedSaveKeepsTheOldFile) {

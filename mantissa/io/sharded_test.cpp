@@ -89,6 +89,8 @@ TEST_F(Sharded, WritesShardsAndReadsThemBack) {
                 HasSubstr("hold no element"));
     EXPECT_THAT(error_of([&] { model.read("A"); }), HasSubstr("has no tensor 'A'; did you mean 'a'?"));
   }
+  EXPECT_THAT(content_of(folder_ / "new/model/model.safetensors.index.json"),
+              HasSubstr("\"total_size\": 72"));
   const SafetensorsFile large(folder_ / "new/model/model-00001-of-00003.safetensors");
   EXPECT_EQ(large.entries().size(), 1U) << "a tensor over the limit has a file of its own";
 }
@@ -130,8 +132,24 @@ TEST_F(Sharded, TheLimitIsNeverPassedAndAlmostReached) {
 TEST_F(Sharded, FillsOneFileAfterTheOther) {
   const std::map<uint64_t, size_t> files_at{{8, 5},  {15, 5}, {16, 3}, {23, 3}, {24, 3}, {31, 3}, {32, 2},
                                             {40, 2}, {47, 2}, {48, 2}, {71, 2}, {72, 1}, {0, 1}};
-  for (const auto& [limit, files] : files_at)
-    EXPECT_EQ(lay_out_safetensors("net", header_of(tensors()), limit).files.size(), files) << limit;
+  for (const auto& [limit, files] : files_at) {
+    const auto layout = lay_out_safetensors("net", header_of(tensors()), limit);
+    EXPECT_EQ(layout.files.size(), files) << limit;
+    EXPECT_EQ(layout.index.empty(), files == 1) << limit;
+  }
+}
+
+TEST_F(Sharded, TheLayoutSaysWhereEachTensorLiesInItsFile) {
+  const auto layout = lay_out_safetensors(folder_ / "net", header_of(tensors()), 20);
+  write_safetensors_files(layout, give(tensors()));
+  ASSERT_EQ(layout.files.size(), 3U);
+  for (const auto& file : layout.files) {
+    const SafetensorsFile written(file.path);
+    for (const auto& [name, entry] : file.header.tensors) {
+      EXPECT_EQ(entry.begin, written.entries().at(name).begin) << name;
+      EXPECT_EQ(entry.end, written.entries().at(name).end) << name;
+    }
+  }
 }
 
 TEST_F(Sharded, NumbersOfFiveDigitsAreNotPadded) {
@@ -277,6 +295,13 @@ TEST_F(Sharded, AFullDiskLeavesNothing) {
   std::signal(SIGXFSZ, old_handler);
   EXPECT_THAT(message, HasSubstr("File too large"));
   EXPECT_THAT(listing(), testing::IsEmpty());
+}
+
+TEST_F(Sharded, AFileInPlaceOfTheFolderStays) {
+  write_file_atomically(folder_ / "file", "x");
+  EXPECT_THAT(error_of([&] { write(folder_ / "file" / "net", 20); }),
+              AllOf(HasSubstr("' cannot be made: "), HasSubstr("; choose another place")));
+  EXPECT_EQ(content_of(folder_ / "file"), "x");
 }
 
 TEST_F(Sharded, ExistingFilesStay) {

@@ -159,6 +159,21 @@ TEST_F(SystemCallsTest, AnAtomicFileIsReplacedOnlyIfEveryCallSucceeds) {
   EXPECT_EQ(content_of(folder_ / "a"), "new");
 }
 
+// A process in another container may have the same id, and so take the name again.
+TEST_F(SystemCallsTest, ATemporaryNameThatSomebodyElseTakesAfterTheMoveIsTheirs) {
+  fs::path temporary;
+  {
+    const SystemCalls calls(folder_, [&](const Call& call) {
+      if (call.name == "rename") temporary = folder_ / call.file;
+      if (call.name == "fsync" && call.file == ".") write(temporary, "another's");
+      return Answer{};
+    });
+    write_file_atomically(folder_ / "a", "x");
+  }
+  EXPECT_EQ(content_of(folder_ / "a"), "x");
+  EXPECT_EQ(content_of(temporary), "another's");
+}
+
 TEST_F(SystemCallsTest, AWriteOfNothingIsAFullDisk) {
   AppendFile rows(folder_ / "rows", AppendFile::Mode::kContinue);
   rows.append("1\n");
@@ -243,6 +258,22 @@ TEST_F(SystemCallsTest, ACheckpointIsSyncedFromTheInsideOut) {
     EXPECT_THAT(names(), ElementsAre("a"));
   }
   EXPECT_THAT(synced([&] { remove_checkpoint(folder_ / "a"); }), ElementsAre("."));
+}
+
+TEST_F(SystemCallsTest, ACheckpointThatIsBeingWrittenIsNoLeftover) {
+  int looked = 0;
+  {
+    const SystemCalls calls(folder_, [&](const Call& call) {
+      if (call.name == "fsync" && call.file.filename() == "manifest.json") {
+        ++looked;
+        EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
+      }
+      return Answer{};
+    });
+    EXPECT_EQ(error_of([&] { save_checkpoint(folder_ / "a", a_checkpoint(1)); }), "no error");
+  }
+  EXPECT_EQ(looked, 1);
+  EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
 }
 
 TEST_F(SystemCallsTest, ReadsGoOnAfterASignalAndInPieces) {

@@ -180,6 +180,13 @@ TEST(CastLoss, WhatIsPastE4m3sLargestIsAnOverflow) {
   EXPECT_DOUBLE_EQ(loss.max_relative_error, 16.0 / 464);
 }
 
+TEST(CastLoss, WhatIsPastE4m3sLargestIsAnOverflowAlsoAs448) {
+  const at::Tensor most = at::full({2}, 448).to(at::kFloat8_e4m3fn);
+  EXPECT_EQ(cast_loss(at::tensor({465.f, 464.f}), most).overflowed, 1);
+  const at::Tensor x = at::tensor({1000.f, -465.f});
+  EXPECT_EQ(cast_loss(x, x.to(at::kHalf)).overflowed, 0) << "other dtypes hold it";
+}
+
 TEST(CastLoss, CountsInEveryBlock) {
   at::Tensor x = at::ones({100'000});
   for (const int64_t i : {0, 40'000, 99'999}) x[i] = 1e6;
