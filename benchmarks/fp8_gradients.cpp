@@ -5,7 +5,6 @@
 //
 // It prints one line of JSON for each variant and each power of 4 batches: the tokens, and the error of the summed gradients of
 // the layers that compute in NVFP4, relative to the sums in 32-true.
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -15,14 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/util/Exception.h>
 
 #include <nlohmann/json.hpp>
 
-#include "mantissa/core/parse_number.h"
+#include "benchmarks/count_argument_internal.h"
 #include "mantissa/data/text.h"
 #include "mantissa/models/gpt.h"
 #include "mantissa/optim/adamw.h"
@@ -137,11 +135,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: fp8_gradients_bench TEXT [STEPS [BATCHES [SEED]]]\n");
     return 2;
   }
-  const auto count = [&](int i, const char* name, int64_t otherwise) -> int64_t {
-    if (i >= argc) return otherwise;
-    const auto parsed = mantissa::parse_number<int64_t>(argv[i]);
-    TORCH_CHECK_VALUE(parsed.value && *parsed.value > 0, name, " '", argv[i], "' is no number above 0");
-    return *parsed.value;
+  const auto count = [&](int i, const char* name, int64_t otherwise) {
+    return mantissa::count_argument(argc, argv, i, name, otherwise);
   };
   try {
     mantissa::run(argv[1], count(2, "STEPS", 1000), count(3, "BATCHES", 1024),

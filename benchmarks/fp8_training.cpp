@@ -21,11 +21,10 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/Exception.h>
 
 #include <nlohmann/json.hpp>
 
-#include "mantissa/core/parse_number.h"
+#include "benchmarks/count_argument_internal.h"
 #include "mantissa/data/text.h"
 #include "mantissa/models/gpt.h"
 #include "mantissa/optim/adamw.h"
@@ -134,11 +133,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: fp8_training_bench TEXT [STEPS [SEEDS [BATCH_SIZE [RECIPE...]]]]\n");
     return 2;
   }
-  const auto count = [&](int i, const char* name, int64_t otherwise) -> int64_t {
-    if (i >= argc) return otherwise;
-    const auto parsed = mantissa::parse_number<int64_t>(argv[i]);
-    TORCH_CHECK_VALUE(parsed.value && *parsed.value > 0, name, " '", argv[i], "' is no number above 0");
-    return *parsed.value;
+  const auto count = [&](int i, const char* name, int64_t otherwise) {
+    return mantissa::count_argument(argc, argv, i, name, otherwise);
   };
   try {
     mantissa::run(argv[1], count(2, "STEPS", 1000), count(3, "SEEDS", 3), count(4, "BATCH_SIZE", 16),
