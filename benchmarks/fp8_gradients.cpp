@@ -59,9 +59,8 @@ struct Contender {
   }
 };
 
-Contender contender(std::string name, const std::string& mode, PrecisionOptions options) {
-  Contender made{
-      .name = std::move(name), .precision = make_precision(mode, at::kCPU, std::move(options)), .sums = {}};
+Contender contender(std::string name, const std::string& mode, const PrecisionOptions& options) {
+  Contender made{.name = std::move(name), .precision = make_precision(mode, at::kCPU, options), .sums = {}};
   made.precision->convert_module(*made.net);
   return made;
 }
