@@ -160,9 +160,9 @@ Shape shape_of_low_bit(KernelFamily family, Size size) {
     if (size == Size::kTypical) return {32, 512, 512};
     return {size == Size::kSmall ? 32 : 128, 128, 128};
   }
-  // As many rows as in training: what it costs to decode or to split the weight is spread over them.
-  if (size == Size::kTypical) return {256, 512, 256};
-  return {size == Size::kSmall ? 256 : 1024, 128, 128};
+  // As many rows as in training, and enough columns: what it costs to decode or to split operands is spread over them.
+  if (size == Size::kTypical) return {320, 512, 256};
+  return {size == Size::kSmall ? 320 : 1280, 256, 256};
 }
 
 /// Codes and scales do not matter for the time.
@@ -309,10 +309,13 @@ size_t least_of(const std::vector<double>& times) {
 std::vector<KernelTiming> time_here(const Contest& contest) {
   constexpr double kShortCall = 2e-3;
   constexpr int kTypicalRounds = 3;  // in turn: another program may slow one round down
+  // Another program on the core's other hyperthread slows tiles down more than other instructions.
+  constexpr int kRounds = 2, kRoundsWithTiles = 3;
   const auto& [family, dtype, kernels] = contest;
   const std::vector<Kernel> ours(kernels.begin(), kernels.end() - 1);
   const Call small = make_call(family, dtype, Size::kSmall);
-  std::vector<double> times = least_times(small, family, ours);
+  const int rounds = is_low_bit(family) && ours[0].tier == CpuTier::kAmxBf16 ? kRoundsWithTiles : kRounds;
+  std::vector<double> times = least_times(small, family, ours, kInfiniteTime, rounds);
   const size_t best = least_of(times), stock = times.size();
   // A single call may be slow by chance, so a short call always gets both rounds.
   const double max_seconds = std::max(5 * times[best], kShortCall);

@@ -43,11 +43,12 @@ bool takes_tiles(const Product4& problem, const Quantized4Build& build) {
 }
 
 void multiply_in_tiles(const Product4& problem, const Gemm& g, const Quantized4Build& build) {
+  const int64_t terms = terms_of4(problem.a.element);
   const auto scratch_of = [&](int64_t rows, int64_t cols) {
-    const TileScratch4 size = tile_scratch4(terms_of4(problem.a.element), rows, cols);
+    const TileScratch4 size = tile_scratch4(terms, rows, cols);
     return thread_scratch(size.rows + size.panel + size.sums);
   };
-  for_each_part(g, {kTile4, kTile4}, scratch_of,
+  for_each_part(g, {group_rows4(terms, g.m), kTile4}, scratch_of,
                 [&](const GemmPart& part, float* scratch) { build.tiles(problem, g, part, scratch); });
 }
 

@@ -5,47 +5,12 @@
 #include <cstdint>
 #include <immintrin.h>
 
-#include "mantissa/kernels/cpu/avx512/code4_internal.h"
-#include "mantissa/kernels/cpu/avx512_bf16/vector_internal.h"
+#include "mantissa/kernels/cpu/amx_bf16/micro_kernel4_internal.h"
 #include "mantissa/kernels/cpu/product4_internal.h"
 #include "mantissa/kernels/cpu/quantized4_kernel.h"
 
 namespace mantissa::kernels::cpu::amx_bf16 {
 namespace {
-
-using Single = avx512::Avx512Code4;
-using Float = __m512;
-
-constexpr int64_t kTileFloats = 256;            // a tile of 16 lines of 64 bytes
-constexpr int64_t kDeep = 32, kTileLines = 16;  // steps of k that a tile holds, and its lines
-constexpr int64_t kPanelFloats = kTileKC4 / 2 * kTile4;
-
-Float first_of(Float pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16)); }
-Float second_of(Float pairs) {
-  return _mm512_and_ps(pairs, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xffff0000))));
-}
-
-/// AVX-512 with packed panels of pairs of bf16: kNumbers panels, whose sum is the weight.
-template <int kNumbers>
-struct Terms4 : Single {
-  using Single = avx512::Avx512Code4;
-  static constexpr int kSteps = 2, kTerms = kNumbers;
-
-  static void store_pairs(float* to, Float first, Float second) {
-#pragma GCC unroll 3
-    for (int term = 0; term < kTerms; ++term) {
-      const Float pairs = avx512_bf16::pairs_of_lanes(first, second);
-      store(to + term * kPanelFloats, pairs);
-      if (term + 1 == kTerms) return;
-      first = sub(first, first_of(pairs));
-      second = sub(second, second_of(pairs));
-    }
-  }
-};
-
-/// Completes the stores before it. GCC 12's intrinsics for tiles do not tell the compiler what memory they read and
-/// write, so that it may move or drop those stores.
-[[gnu::always_inline]] inline void complete_stores() { __asm__ volatile("" ::: "memory"); }
 
 /// Configures eight tiles of 16 lines of 64 bytes for this thread, and afterwards restores what was configured.
 class TileConfig {
@@ -134,90 +99,22 @@ void clear_row(int64_t depth, int64_t line, float* to) {
     for (int term = 0; term < kTerms; ++term, out += 2 * kTileFloats) Single::store(out, Single::zero());
 }
 
-/// Multiplies a packed micro-tile's operands: sums[line * kTile4 + column].
-template <int kTerms>
-void multiply(const float* a, const float* b, int64_t depth, float* sums, bool accumulate) {
-  constexpr int64_t kLine = kTile4 * sizeof(float);
-  complete_stores();
-  float* const lower = sums + kTileLines * kTile4;
-  if (accumulate) {
-    _tile_loadd(0, sums, kLine);
-    _tile_loadd(1, sums + 16, kLine);
-    _tile_loadd(2, lower, kLine);
-    _tile_loadd(3, lower + 16, kLine);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  const auto load_a = [&](int64_t term) __attribute__((always_inline)) {
-    _tile_loadd(4, a + term * 2 * kTileFloats, 64);
-    _tile_loadd(5, a + (term * 2 + 1) * kTileFloats, 64);
-  };
-  const auto load_b = [&](int64_t term) __attribute__((always_inline)) {
-    _tile_loadd(6, b + term * kPanelFloats, kLine);
-    _tile_loadd(7, b + term * kPanelFloats + 16, kLine);
-  };
-  const auto add_products = []() __attribute__((always_inline)) {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  };
-  for (int64_t k = 0; k < depth; k += kDeep) {
-    // The smaller products come first where that costs no further load.
-    load_a(0);
-    if constexpr (kTerms == 3) {
-      load_b(2);
-      add_products();
-    }
-    if constexpr (kTerms > 1) {
-      load_b(1);
-      add_products();
-    }
-    load_b(0);
-    add_products();
-    if constexpr (kTerms > 1) {
-      load_a(1);
-      add_products();
-      load_b(1);
-      add_products();
-    }
-    if constexpr (kTerms == 3) {
-      load_a(2);
-      load_b(0);
-      add_products();
-    }
-    a += kTileFloats * 2 * kTerms;
-    b += kDeep / 2 * kTile4;
-  }
-  _tile_stored(0, sums, kLine);
-  _tile_stored(1, sums + 16, kLine);
-  _tile_stored(2, lower, kLine);
-  _tile_stored(3, lower + 16, kLine);
-}
-
-/// Adds the products of a row that the terms do not represent. Those of the weight are added up to float32 again.
+/// Adds the products of a row that the terms do not represent.
 template <int kTerms, class Source>
 void add_row(const Row<Source>& row, int64_t depth, const float* b, float* sums) {
   alignas(64) float values[kTileKC4];
   for (int64_t k = 0; k < depth; k += 16) Single::store(values + k, row.load(k));
+  const float* const weight = b + kTerms * kPanelFloats;
   for (int64_t v = 0; v < kTile4; v += 16) {
     Float total = Single::zero();
-    for (int64_t k = 0; k < depth; ++k) {
-      Float weight = Single::zero();
-      for (int term = kTerms; term-- > 0;) {
-        const Float pairs = Single::load(b + term * kPanelFloats + k / 2 * kTile4 + v);
-        weight = Single::add(weight, k % 2 == 0 ? first_of(pairs) : second_of(pairs));
-      }
-      total = Single::fma(Single::set(values[k]), weight, total);
-    }
+    for (int64_t k = 0; k < depth; ++k)
+      total = Single::fma(Single::set(values[k]),
+                          Single::load(weight + k % 2 * kPanelFloats + k / 2 * kTile4 + v), total);
     Single::store(sums + v, Single::add(Single::load(sums + v), total));
   }
 }
 
-/// The rows of one micro-tile's operand a.
+/// The rows of a group that are multiplied in tiles.
 template <int kTerms>
 class Rows {
  public:
@@ -262,40 +159,62 @@ class Rows {
   int64_t begin_, count_, k_, depth_;
 };
 
+/// Packs a group's vector rows, followed by zeros up to a whole number of tiles.
+void pack_vector_rows(const ConstMatrix& a, int64_t begin, int64_t count, int64_t k, int64_t depth,
+                      float* to) {
+  const MicroPanels rows{element_at<Single>(a, begin * a.row_stride + k * a.col_stride), a.row_stride,
+                         a.col_stride, count};
+  pack<Single, kVectorRows4>(a.element, a.element, rows, count, depth, to);
+  const int64_t end = (depth + kDeep - 1) / kDeep * kDeep * kVectorRows4;
+  for (int64_t i = depth * kVectorRows4; i < end; ++i) to[i] = 0;
+}
+
 /// Packs a panel of the weight, followed by zeros up to a whole number of tiles.
 template <int kTerms>
 void pack_panel(const Operands4<Terms4<kTerms>>& operands, const PackedBlock& block, float* to) {
   operands.pack_b(block, to);
   const int64_t end = (block.depth + kDeep - 1) / kDeep * kDeep / 2 * kTile4;
   for (int64_t i = (block.depth + 1) / 2 * kTile4; i < end; i += 16)
-    for (int term = 0; term < kTerms; ++term) Single::store(to + term * kPanelFloats + i, Single::zero());
+    for (int64_t panel = 0; panel < panels_of4<Single>(kTerms); ++panel)
+      Single::store(to + panel * kPanelFloats + i, Single::zero());
 }
 
 template <int kTerms>
 void multiply_part(const Product4& p, const Gemm& g, const GemmPart& part, float* scratch) {
   const TileConfig config;
   const Operands4<Terms4<kTerms>> operands(g, p.weight, p.transposed);
-  const auto size =
-      tile_scratch4<Single>(kTerms, part.row_end - part.row_begin, part.col_end - part.col_begin);
+  const int64_t part_rows = part.row_end - part.row_begin;
+  const auto size = tile_scratch4<Single>(kTerms, part_rows, part.col_end - part.col_begin);
   float *const a = scratch, *const b = a + size.rows, *const sums = b + size.panel;
-  constexpr int64_t kRowFloats = kPanelFloats * kTerms;  // of a micro-tile's operand a
+  const int64_t group_rows = group_rows4<Single>(kTerms, g.m),
+                block_rows = kGemmSumRows / group_rows * group_rows;
   uint32_t others[kGemmSumRows / kTile4];
   for (int64_t col = part.col_begin; col < part.col_end; col += kGemmNC) {
     const int64_t cols = least<Single>(kGemmNC, part.col_end - col), panels = (cols + kTile4 - 1) / kTile4;
-    for (int64_t row = part.row_begin; row < part.row_end; row += kGemmSumRows) {
-      const int64_t rows = least<Single>(kGemmSumRows, part.row_end - row);
+    for (int64_t row = part.row_begin; row < part.row_end; row += block_rows) {
+      const int64_t rows = least<Single>(block_rows, part.row_end - row);
       for (int64_t k = 0; k < g.k; k += kTileKC4) {
         const int64_t depth = least<Single>(kTileKC4, g.k - k);
         for (int64_t j = 0; j < cols; j += kTile4) {
           const int64_t here = least<Single>(kTile4, cols - j);
           pack_panel<kTerms>(operands, {0, 0, col + j, here, k, depth}, b);
-          for (int64_t i = 0; i < rows; i += kTile4) {
-            const int64_t count = least<Single>(kTile4, rows - i), tile = i / kTile4;
-            const Rows<kTerms> lines(p.a, row + i, count, k, depth);
-            if (j == 0) others[tile] = lines.pack(a + tile * kRowFloats);
-            float* const to = sums + (tile * panels + j / kTile4) * kTile4 * kTile4;
-            multiply<kTerms>(a + tile * kRowFloats, b, depth, to, k > 0);
-            lines.add(others[tile], b, to);
+          for (int64_t i = 0; i < rows; i += group_rows) {
+            const int64_t count = least<Single>(group_rows, rows - i),
+                          in_tiles = least<Single>(kTile4, count), group = i / group_rows;
+            const Rows<kTerms> lines(p.a, row + i, in_tiles, k, depth);
+            float* const tiles = a + group * size.group;
+            float* const vector = tiles + kPanelFloats * kTerms;
+            if (j == 0) {
+              others[group] = lines.pack(tiles);
+              if (count > kTile4) pack_vector_rows(p.a, row + i + kTile4, count - kTile4, k, depth, vector);
+            }
+            float* const to = sums + (group * panels + j / kTile4) * group_rows * kTile4;
+            if (count > kTile4) {
+              multiply_group<kTerms, (kTerms > 1)>({tiles, vector}, b, depth, to, k > 0);
+            } else {
+              multiply_group<kTerms, false>({tiles, nullptr}, b, depth, to, k > 0);
+            }
+            lines.add(others[group], b, to);
             if (k + depth == g.k) finish_tile<Single>(g, {0, row + i, col + j, count, here}, to, kTile4);
           }
         }
