@@ -216,6 +216,7 @@ TEST(Manifest, ItsOwnChecksumStandsAtTheEnd) {
   EXPECT_THAT(text, testing::StartsWith("{\n \"format\": \"mantissa-checkpoint\",\n \"version\": 1,\n"));
   EXPECT_THAT(text, testing::EndsWith("\"\n}\n"));
   EXPECT_EQ(text.substr(text.size() - 52, 16), ",\n \"xxh3_128\": \"");
+  EXPECT_EQ(text.find('\0'), std::string::npos) << "many readers of JSON stop there";
   EXPECT_THAT(error_of([&] { parse_manifest(text_with("\"step\": 12", "\"step\": 13"), "m.json"); }),
               testing::ContainsRegex("its checksum is [0-9a-f]{32}, and it was written with"));
   const std::string otherwise_ended = text.substr(0, text.size() - 4) + "\"}\n\n";
