@@ -1,5 +1,6 @@
 #include "mantissa/io/files_internal.h"
 
+#include <fcntl.h>
 #include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
