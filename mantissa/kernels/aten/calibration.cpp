@@ -161,8 +161,8 @@ Shape shape_of_low_bit(KernelFamily family, Size size) {
     return {size == Size::kSmall ? 32 : 128, 128, 128};
   }
   // As many rows as in training, and enough columns: what it costs to decode or to split operands is spread over them.
-  if (size == Size::kTypical) return {320, 512, 256};
-  return {size == Size::kSmall ? 320 : 1280, 256, 256};
+  if (size == Size::kTypical) return {320, 256, 256};
+  return {size == Size::kSmall ? 320 : 1280, 192, 192};
 }
 
 /// Codes and scales do not matter for the time.
@@ -309,15 +309,16 @@ size_t least_of(const std::vector<double>& times) {
 std::vector<KernelTiming> time_here(const Contest& contest) {
   constexpr double kShortCall = 2e-3;
   constexpr int kTypicalRounds = 3;  // in turn: another program may slow one round down
-  // Another program on the core's other hyperthread slows tiles down more than other instructions.
-  constexpr int kRounds = 2, kRoundsWithTiles = 3;
+  // In float32, tiles and AVX-512 take about the same time while another program uses the core's other hyperthread, and
+  // tiles two thirds of it otherwise: a third round is one more chance to find it idle.
+  constexpr int kRounds = 2, kRoundsOfFloat32 = 3;
   const auto& [family, dtype, kernels] = contest;
   const std::vector<Kernel> ours(kernels.begin(), kernels.end() - 1);
   const Call small = make_call(family, dtype, Size::kSmall);
-  const int rounds = is_low_bit(family) && ours[0].tier == CpuTier::kAmxBf16 ? kRoundsWithTiles : kRounds;
+  const int rounds = is_low_bit(family) && dtype == at::kFloat ? kRoundsOfFloat32 : kRounds;
   std::vector<double> times = least_times(small, family, ours, kInfiniteTime, rounds);
   const size_t best = least_of(times), stock = times.size();
-  // A single call may be slow by chance, so a short call always gets both rounds.
+  // A single call may be slow by chance, so libtorch's always gets both rounds if it is short.
   const double max_seconds = std::max(5 * times[best], kShortCall);
   times.push_back(least_times(small, family, {kLibtorchs}, max_seconds)[0]);
   if (has_two_sizes(family)) {

@@ -43,12 +43,12 @@ bool takes_tiles(const Product4& problem, const Quantized4Build& build) {
 }
 
 void multiply_in_tiles(const Product4& problem, const Gemm& g, const Quantized4Build& build) {
-  const int64_t terms = terms_of4(problem.a.element);
+  const int64_t terms = terms_of4(problem.a.element), in_group = group_rows4(terms, g.m);
   const auto scratch_of = [&](int64_t rows, int64_t cols) {
-    const TileScratch4 size = tile_scratch4(terms, rows, cols);
+    const TileScratch4 size = tile_scratch4(terms, in_group, rows, cols);
     return thread_scratch(size.rows + size.panel + size.sums);
   };
-  for_each_part(g, {group_rows4(terms, g.m), kTile4}, scratch_of,
+  for_each_part(g, {in_group, kTile4}, scratch_of,
                 [&](const GemmPart& part, float* scratch) { build.tiles(problem, g, part, scratch); });
 }
 

@@ -46,13 +46,13 @@ constexpr int64_t first_rows_in_tiles4(Element element) {
   return element == Element::kBFloat16 ? 8 : element == Element::kFloat16 ? 64 : 96;
 }
 
-/// The rows of a group of a product with `rows` rows: those of a micro-tile and, where that makes fewer groups, vector
-/// rows. bf16, which is one term, is multiplied in tiles alone. Parts of a product begin with a group, so that a row's
-/// bits do not depend on the parts.
+/// The rows of a group in a product of m rows: those of a micro-tile and, where that makes fewer groups, vector rows. bf16,
+/// which is one term, is multiplied in tiles alone. Parts of a product begin with a group, so that a row's bits do not
+/// depend on the parts.
 template <class Build = void>
-constexpr int64_t group_rows4(int64_t terms, int64_t rows) {
+constexpr int64_t group_rows4(int64_t terms, int64_t m) {
   constexpr int64_t kBoth = kTile4 + kVectorRows4;
-  return terms > 1 && (rows + kBoth - 1) / kBoth < (rows + kTile4 - 1) / kTile4 ? kBoth : kTile4;
+  return terms > 1 && (m + kBoth - 1) / kBoth < (m + kTile4 - 1) / kTile4 ? kBoth : kTile4;
 }
 
 /// The panels of kTile4 columns that a weight is packed into: its terms and, for vector rows, itself in two.
@@ -61,17 +61,18 @@ constexpr int64_t panels_of4(int64_t terms) {
   return terms > 1 ? terms + 2 : 1;
 }
 
-/// The floats of a packed group, of all packed rows, of one panel of the weight, and of the sums of rows x cols.
+/// The floats of a packed group, of all packed rows, of one panel of the weight, and of the sums of rows x cols, for
+/// groups of in_group rows.
 struct TileScratch4 {
   int64_t group, rows, panel, sums;
 };
 template <class Build = void>
-constexpr TileScratch4 tile_scratch4(int64_t terms, int64_t rows, int64_t cols) {
+constexpr TileScratch4 tile_scratch4(int64_t terms, int64_t in_group, int64_t rows, int64_t cols) {
   constexpr int64_t kPanel = kTile4 * kTileKC4 / 2, kVector = kVectorRows4 * kTileKC4 + kGemmSlack;
-  const int64_t groups = ((rows < kGemmSumRows ? rows : kGemmSumRows) + kTile4 - 1) / kTile4;  // at most
+  const int64_t groups = ((rows < kGemmSumRows ? rows : kGemmSumRows) + in_group - 1) / in_group;
   const int64_t lanes = ((cols < kGemmNC ? cols : kGemmNC) + kTile4 - 1) / kTile4 * kTile4;
-  const int64_t group = kPanel * terms + (terms > 1 ? kVector : 0);
-  return {group, groups * group, kPanel * panels_of4<Build>(terms), groups * lanes * (kTile4 + kVectorRows4)};
+  const int64_t group = kPanel * terms + (in_group > kTile4 ? kVector : 0);
+  return {group, groups * group, kPanel * panels_of4<Build>(terms), groups * lanes * in_group};
 }
 
 /// True if a product has so few rows, and each row of the weight is a whole number of blocks.

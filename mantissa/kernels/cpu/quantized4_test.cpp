@@ -246,6 +246,7 @@ std::vector<Case> cases() {
       {16, 32, 32},   {33, 64, 64},    {40, 96, 64},   {5, 30, 64}, {31, 17, 32},
       {70, 160, 32},  {29, 832, 64},   {100, 400, 64}, {1, 1, 32},  {3, 1152, 128},
       {65, 200, 128}, {9, 4096, 4096}, {591, 48, 64}};
+  // 157 rows: three groups of 40, and one of 32 and five.
   for (const auto& [rows, cols, block] : weights)
     for (const int64_t m : {1, 3, 4, 13, 157})
       for (const bool transposed : {true, false}) all.push_back({m, rows, cols, block, transposed});
@@ -327,7 +328,7 @@ TEST_P(Quantized4, ProductsOf16BitsEqualGenericBitForBit) {
 
 TEST_P(Quantized4, ResultsDependNeitherOnThreadsNorOnTheOtherRows) {
   for (const bool transposed : {true, false})
-    for (const int64_t m : {1, 3, 40, 200}) {
+    for (const int64_t m : {1, 3, 40, 200, 650}) {
       const int64_t width = m < 100 ? 1024 : 320;
       const Case c{m, width, width, 64, transposed};
       const Operands o = operands(c, Code4::kNF4, at::kFloat);
@@ -348,21 +349,29 @@ TEST_P(Quantized4, ResultsDependNeitherOnThreadsNorOnTheOtherRows) {
       if (m <= kFewRows4) {
         EXPECT_TRUE(same_bits(alone, o.out.narrow(0, 0, 1)));
       }
+      if (m >= 200) {
+        const at::Tensor some = at::empty({160, width});
+        product4(
+            problem({160, width, width, 64, transposed}, o.codes, Code4::kNF4, o.a.narrow(0, 0, 160), some),
+            GetParam());
+        EXPECT_TRUE(same_bits(some, o.out.narrow(0, 0, 160))) << m;
+      }
     }
 }
 
 TEST_P(Quantized4, OperandsMayHaveAnyStridesAndOtherTypesThanTheResult) {
-  for (const int64_t m : {2, 9}) {
-    const Case c{m, 70, 128, 64, true};
-    const Operands o = operands(c, Code4::kFP4, at::kBFloat16);
-    const at::Tensor around = at::full({m + 1, 2 * 70}, 7, at::kFloat);
-    const at::Tensor out = around.narrow(0, 0, m).slice(1, 0, 140, 2);
-    const at::Tensor spread = at::empty({128, m, 2}, at::kBFloat16).select(2, 1).t().copy_(o.a);
-    product4(problem(c, o.codes, Code4::kFP4, spread, out), GetParam());
-    const at::Tensor a = o.a.to(at::kDouble);
-    test::expect_within_bound(out.contiguous(), a.mm(o.weight), a.abs().mm(o.weight.abs()), 128);
-    EXPECT_EQ((around == 7).sum().item<int64_t>(), around.numel() - m * 70);
-  }
+  for (const auto dtype : kDtypes)
+    for (const int64_t m : {2, 9, 113, 118, 120}) {
+      const Case c{m, 70, 128, 64, true};
+      const Operands o = operands(c, Code4::kFP4, dtype);
+      const at::Tensor around = at::full({m + 1, 2 * 70}, 7, at::kFloat);
+      const at::Tensor out = around.narrow(0, 0, m).slice(1, 0, 140, 2);
+      const at::Tensor spread = at::empty({128, m, 2}, dtype).select(2, 1).t().copy_(o.a);
+      product4(problem(c, o.codes, Code4::kFP4, spread, out), GetParam());
+      const at::Tensor a = o.a.to(at::kDouble);
+      test::expect_within_bound(out.contiguous(), a.mm(o.weight), a.abs().mm(o.weight.abs()), 128);
+      EXPECT_EQ((around == 7).sum().item<int64_t>(), around.numel() - m * 70);
+    }
 }
 
 /// AMX computes float32 and fp16 by way of bf16, which has no such sums for these rows. It leaves rows 32 to 39, 72 to 79 and
@@ -375,10 +384,9 @@ TEST_P(Quantized4, RowsOfAnySizeAreWithinTheBoundAndLeaveTheOthersAlone) {
       const Operands o = operands(c, Code4::kNF4, dtype);
       product4(problem(c, o.codes, Code4::kNF4, o.a, o.out), GetParam());
       const at::Tensor plain = o.out.clone();
-      const std::vector<std::pair<int64_t, double>> scales = {{0, 0},
-                                                              {1, 1e-6},
-                                                              {33, dtype == at::kFloat ? 1e-36 : 1e-6},
-                                                              {34, dtype == at::kFloat ? 3e36 : 100}};
+      const double tiny = dtype == at::kFloat ? 1e-36 : 1e-6, huge = dtype == at::kFloat ? 3e36 : 100;
+      const std::vector<std::pair<int64_t, double>> scales = {{0, 0},     {1, 1e-6},  {20, tiny}, {21, huge},
+                                                              {33, tiny}, {34, huge}, {45, tiny}};
       for (const auto& [row, scale] : scales) o.a[row].mul_(scale);
       o.a[2][5] = NAN;
       o.a[40][300] = kInf;

@@ -56,6 +56,7 @@ struct Terms4 : Single {
 struct PackedGroup4 {
   const float* tiles;   ///< for each kDeep steps of k and each term, two tiles
   const float* vector;  ///< element (row, k) of the vector rows at [k * kVectorRows4 + row]
+  const float* next;    ///< the tiles of the group that comes next
 };
 
 /// Completes the stores before it. GCC 12's intrinsics for tiles do not tell the compiler what memory they read and
@@ -110,13 +111,14 @@ void multiply_group(PackedGroup4 group, const float* b, int64_t depth, float* su
                          : kTerms == 2 ? 4
                                        : 1;      // of terms, for each of which there are four products
   constexpr int64_t kOperand = 2 * kTileFloats;  // the floats of one term of kDeep steps
+  const float *next_a = a, *next_b = b;
   int64_t fetched = 0;
   const auto fetch_next = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int64_t line = 0; line < kTerms * kOperand / 16 / (4 * kPairs); ++line, fetched += 16) {
       const int64_t in_panel = fetched / kOperand * kPanelFloats + fetched % kOperand;
-      _mm_prefetch(reinterpret_cast<const char*>(a + kTerms * kOperand + fetched), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(b + kOperand + in_panel), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(next_a + fetched), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(next_b + in_panel), _MM_HINT_T0);
     }
   };
 
@@ -146,7 +148,11 @@ void multiply_group(PackedGroup4 group, const float* b, int64_t depth, float* su
     if constexpr (kTerms == 3) add_vector_steps(2);
     add_products();
   };
+  const float* const panel = b;
   for (int64_t k = 0; k < depth; k += kDeep) {
+    const bool is_last = k + kDeep >= depth;
+    next_a = is_last ? group.next : a + kTerms * kOperand;
+    next_b = is_last ? panel : b + kOperand;
     fetched = 0;
     load_a(0);
     if constexpr (kTerms == 3) {
@@ -170,14 +176,14 @@ void multiply_group(PackedGroup4 group, const float* b, int64_t depth, float* su
     a += kTerms * kOperand;
     b += kOperand;
   }
-  _tile_stored(0, sums, kLine);
-  _tile_stored(1, sums + 16, kLine);
-  _tile_stored(2, lower, kLine);
-  _tile_stored(3, lower + 16, kLine);
   if constexpr (kHasVectorRows) {
     (Single::store(vector + kRow * kTile4, left[kRow]), ...);
     (Single::store(vector + kRow * kTile4 + 16, right[kRow]), ...);
   }
+  _tile_stored(0, sums, kLine);
+  _tile_stored(1, sums + 16, kLine);
+  _tile_stored(2, lower, kLine);
+  _tile_stored(3, lower + 16, kLine);
 }
 
 template <int kTerms, bool kHasVectorRows>

@@ -16,6 +16,7 @@ namespace {
 class TileConfig {
  public:
   TileConfig() {
+    complete_stores();  // before_'s own zeros
     _tile_storeconfig(&before_);
     complete_stores();
     Config config;
@@ -99,9 +100,10 @@ void clear_row(int64_t depth, int64_t line, float* to) {
     for (int term = 0; term < kTerms; ++term, out += 2 * kTileFloats) Single::store(out, Single::zero());
 }
 
-/// Adds the products of a row that the terms do not represent.
+/// Makes the sums of a row that the terms do not represent: those of earlier blocks, which tiles would round to 0 below
+/// 2^-126, plus the row's products.
 template <int kTerms, class Source>
-void add_row(const Row<Source>& row, int64_t depth, const float* b, float* sums) {
+void add_row(const Row<Source>& row, int64_t depth, const float* b, const float* earlier, float* sums) {
   alignas(64) float values[kTileKC4];
   for (int64_t k = 0; k < depth; k += 16) Single::store(values + k, row.load(k));
   const float* const weight = b + kTerms * kPanelFloats;
@@ -110,7 +112,7 @@ void add_row(const Row<Source>& row, int64_t depth, const float* b, float* sums)
     for (int64_t k = 0; k < depth; ++k)
       total = Single::fma(Single::set(values[k]),
                           Single::load(weight + k % 2 * kPanelFloats + k / 2 * kTile4 + v), total);
-    Single::store(sums + v, Single::add(Single::load(sums + v), total));
+    Single::store(sums + v, Single::add(Single::load(earlier + v), total));
   }
 }
 
@@ -134,11 +136,11 @@ class Rows {
     return others;
   }
 
-  void add(uint32_t others, const float* b, float* sums) const {
+  void add(uint32_t others, const float* b, const float* earlier, float* sums) const {
     for (; others != 0; others &= others - 1) {
-      const int64_t line = __builtin_ctz(others);
+      const int64_t line = __builtin_ctz(others), at = line * kTile4;
       with_row(line, [&](const auto& row) {
-        add_row<kTerms>(row, depth_, b, sums + line * kTile4);
+        add_row<kTerms>(row, depth_, b, earlier + at, sums + at);
         return true;
       });
     }
@@ -179,16 +181,23 @@ void pack_panel(const Operands4<Terms4<kTerms>>& operands, const PackedBlock& bl
       Single::store(to + panel * kPanelFloats + i, Single::zero());
 }
 
+/// Copies the sums of a micro-tile, which are 0 unless there are any.
+void keep_sums(const float* sums, bool are_there, float* to) {
+  for (int64_t i = 0; i < kTile4 * kTile4; i += 16)
+    Single::store(to + i, are_there ? Single::load(sums + i) : Single::zero());
+}
+
 template <int kTerms>
 void multiply_part(const Product4& p, const Gemm& g, const GemmPart& part, float* scratch) {
   const TileConfig config;
   const Operands4<Terms4<kTerms>> operands(g, p.weight, p.transposed);
-  const int64_t part_rows = part.row_end - part.row_begin;
-  const auto size = tile_scratch4<Single>(kTerms, part_rows, part.col_end - part.col_begin);
+  const int64_t in_group = group_rows4<Single>(kTerms, g.m);
+  const int64_t block_rows = (kGemmSumRows + in_group - 1) / in_group * in_group;
+  const auto size =
+      tile_scratch4<Single>(kTerms, in_group, part.row_end - part.row_begin, part.col_end - part.col_begin);
   float *const a = scratch, *const b = a + size.rows, *const sums = b + size.panel;
-  const int64_t group_rows = group_rows4<Single>(kTerms, g.m),
-                block_rows = kGemmSumRows / group_rows * group_rows;
   uint32_t others[kGemmSumRows / kTile4];
+  alignas(64) float earlier[kTile4 * kTile4];
   for (int64_t col = part.col_begin; col < part.col_end; col += kGemmNC) {
     const int64_t cols = least<Single>(kGemmNC, part.col_end - col), panels = (cols + kTile4 - 1) / kTile4;
     for (int64_t row = part.row_begin; row < part.row_end; row += block_rows) {
@@ -198,9 +207,9 @@ void multiply_part(const Product4& p, const Gemm& g, const GemmPart& part, float
         for (int64_t j = 0; j < cols; j += kTile4) {
           const int64_t here = least<Single>(kTile4, cols - j);
           pack_panel<kTerms>(operands, {0, 0, col + j, here, k, depth}, b);
-          for (int64_t i = 0; i < rows; i += group_rows) {
-            const int64_t count = least<Single>(group_rows, rows - i),
-                          in_tiles = least<Single>(kTile4, count), group = i / group_rows;
+          for (int64_t i = 0; i < rows; i += in_group) {
+            const int64_t count = least<Single>(in_group, rows - i), in_tiles = least<Single>(kTile4, count),
+                          group = i / in_group;
             const Rows<kTerms> lines(p.a, row + i, in_tiles, k, depth);
             float* const tiles = a + group * size.group;
             float* const vector = tiles + kPanelFloats * kTerms;
@@ -208,13 +217,15 @@ void multiply_part(const Product4& p, const Gemm& g, const GemmPart& part, float
               others[group] = lines.pack(tiles);
               if (count > kTile4) pack_vector_rows(p.a, row + i + kTile4, count - kTile4, k, depth, vector);
             }
-            float* const to = sums + (group * panels + j / kTile4) * group_rows * kTile4;
+            float* const to = sums + (group * panels + j / kTile4) * in_group * kTile4;
+            if (others[group] != 0) keep_sums(to, k > 0, earlier);
+            const PackedGroup4 packed{tiles, vector, i + in_group < rows ? tiles + size.group : a};
             if (count > kTile4) {
-              multiply_group<kTerms, (kTerms > 1)>({tiles, vector}, b, depth, to, k > 0);
+              multiply_group<kTerms, (kTerms > 1)>(packed, b, depth, to, k > 0);
             } else {
-              multiply_group<kTerms, false>({tiles, nullptr}, b, depth, to, k > 0);
+              multiply_group<kTerms, false>(packed, b, depth, to, k > 0);
             }
-            lines.add(others[group], b, to);
+            lines.add(others[group], b, earlier, to);
             if (k + depth == g.k) finish_tile<Single>(g, {0, row + i, col + j, count, here}, to, kTile4);
           }
         }
