@@ -114,7 +114,7 @@ Images images_of(KernelFamily family, Size size) {
 }
 
 /// True if a small call says too little: it measures mostly overhead, and libtorch's kernels have more of it.
-bool has_two_sizes(KernelFamily family) {
+bool has_two_sizes(KernelFamily family, at::ScalarType dtype) {
   switch (family) {
     case KernelFamily::kSmallProduct:
     case KernelFamily::kFewRows:
@@ -127,6 +127,9 @@ bool has_two_sizes(KernelFamily family) {
     case KernelFamily::kUnscale:
     case KernelFamily::kFewRows4Bit:
       return false;
+    case KernelFamily::kLargeProduct4Bit:
+    case KernelFamily::kLargeGradient4Bit:
+      return dtype != at::kFloat;  // which every libtorch multiplies fast
     default:
       return true;
   }
@@ -154,15 +157,17 @@ struct Shape {
   int64_t rows, out, in;
 };
 
-Shape shape_of_low_bit(KernelFamily family, Size size) {
+Shape shape_of_low_bit(KernelFamily family, at::ScalarType dtype, Size size) {
   if (family == KernelFamily::kFewRows4Bit) return {1, 1024, 1024};
   if (family == KernelFamily::kProduct4Bit || family == KernelFamily::kGradient4Bit) {
     if (size == Size::kTypical) return {32, 512, 512};
     return {size == Size::kSmall ? 32 : 128, 128, 128};
   }
-  // As many rows as in training, and enough columns: what it costs to decode or to split operands is spread over them.
-  if (size == Size::kTypical) return {320, 256, 256};
-  return {size == Size::kSmall ? 320 : 1280, 192, 192};
+  // As many rows as in training: what it costs to decode or to split the weight is spread over them. In float32 tiles and
+  // AVX-512 are so close that the activations' splitting must be spread as well.
+  if (dtype == at::kFloat) return {320, 256, 256};
+  if (size == Size::kTypical) return {256, 512, 256};
+  return {size == Size::kSmall ? 256 : 1024, 128, 128};
 }
 
 /// Codes and scales do not matter for the time.
@@ -192,7 +197,7 @@ Call product_int8_call(const Shape& s, at::ScalarType dtype) {
 }
 
 Call low_bit_call(KernelFamily family, at::ScalarType dtype, Size size) {
-  const Shape shape = shape_of_low_bit(family, size);
+  const Shape shape = shape_of_low_bit(family, dtype, size);
   if (family == KernelFamily::kProductInt8) return product_int8_call(shape, dtype);
   return product4_call(shape, /*transposed=*/family < KernelFamily::kGradient4Bit, dtype);
 }
@@ -276,10 +281,10 @@ Call make_call(KernelFamily family, at::ScalarType dtype, Size size) {
   return call_of(family, dtype, size);
 }
 
-/// Returns the same call in float32. For a weight in 4 or 8 bits it is the product with a float32 weight.
-Call make_wide_call(KernelFamily family, Size size) {
+/// Returns the call of make_call() in float32. For a weight in 4 or 8 bits it is the product with a float32 weight.
+Call make_wide_call(KernelFamily family, at::ScalarType dtype, Size size) {
   if (!is_low_bit(family)) return make_call(family, at::kFloat, size);
-  const auto [rows, out, in] = shape_of_low_bit(family, size);
+  const auto [rows, out, in] = shape_of_low_bit(family, dtype, size);
   return product_call(rows, in, out, at::kFloat);
 }
 
@@ -321,8 +326,8 @@ std::vector<KernelTiming> time_here(const Contest& contest) {
   // A single call may be slow by chance, so libtorch's always gets both rounds if it is short.
   const double max_seconds = std::max(5 * times[best], kShortCall);
   times.push_back(least_times(small, family, {kLibtorchs}, max_seconds)[0]);
-  if (has_two_sizes(family)) {
-    const double wide = least_times(make_wide_call(family, Size::kSmall), family, {kLibtorchs})[0];
+  if (has_two_sizes(family, dtype)) {
+    const double wide = least_times(make_wide_call(family, dtype, Size::kSmall), family, {kLibtorchs})[0];
     const auto four_times = [family = family, dtype = dtype] {
       return least_times(make_call(family, dtype, Size::kFourSmall), family, {kLibtorchs})[0];
     };
@@ -390,7 +395,7 @@ double over_float32(KernelFamily family, at::ScalarType dtype, Kernel kernel) {
   double ratio = 0;
   on_a_thread([&] {
     const Call narrow = make_call(family, dtype, Size::kTypical),
-               wide = make_wide_call(family, Size::kTypical);
+               wide = make_wide_call(family, dtype, Size::kTypical);
     ratio = least_times(narrow, family, {kernel})[0] / least_times(wide, family, {kLibtorchs})[0];
   });
   return ratio;
