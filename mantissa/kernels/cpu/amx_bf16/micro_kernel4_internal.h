@@ -107,9 +107,9 @@ void multiply_group(PackedGroup4 group, const float* b, int64_t depth, float* su
     }
   };
 
-  constexpr int kPairs = kTerms == 3   ? 6
-                         : kTerms == 2 ? 4
-                                       : 1;      // of terms, for each of which there are four products
+  constexpr int64_t kPairs = kTerms == 3   ? 6
+                             : kTerms == 2 ? 4
+                                           : 1;  // of terms, for each of which there are four products
   constexpr int64_t kOperand = 2 * kTileFloats;  // the floats of one term of kDeep steps
   const float *next_a = a, *next_b = b;
   int64_t fetched = 0;
