@@ -1,11 +1,14 @@
 #include "mantissa/io/append_file.h"
 
+#include <cerrno>
 #include <csignal>
+#include <fcntl.h>
 #include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <iterator>
 #include <string>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,7 +41,8 @@ TEST_F(AppendFileTest, ContinuesAfterTheLastWholeLine) {
   const std::string long_line(10'000, 'x');  // longer than the blocks in which the end is searched
   const struct {
     std::string before, kept;
-  } cases[] = {{"", ""},        {"a\n", "a\n"}, {"a\nb", "a\n"}, {"cut", ""}, {"a\n" + long_line, "a\n"},
+  } cases[] = {{"", ""},        {"a\n", "a\n"}, {"a\nb", "a\n"},
+               {"cut", ""},     {"c", ""},      {"a\n" + long_line, "a\n"},
                {long_line, ""}, {"\n", "\n"}};
   for (const auto& [before, kept] : cases) {
     write(before);
@@ -162,6 +166,28 @@ TEST_F(AppendFileTest, ANewFileThatNothingFitsIntoIsRemoved) {
   EXPECT_TRUE(fs::exists(path_));
 }
 
+// In a process that has closed its standard input, 0 is a descriptor like any other, and a call that succeeds leaves
+// errno as an earlier one has set it.
+TEST_F(AppendFileTest, AFileThatIsDescriptor0IsMadeOnce) {
+  const int standard_input = ::fcntl(0, F_DUPFD_CLOEXEC, 3);
+  for (const int before : {0, EINTR, EEXIST}) {
+    for (const auto mode : {kCreate, kContinue}) {
+      ::close(0);
+      const FileSizeLimit limit(0);
+      EXPECT_THAT(error_of([&] {
+                    errno = before;
+                    AppendFile file(path_, mode);
+                    file.append("row\n");
+                  }),
+                  HasSubstr("File too large"));
+      EXPECT_FALSE(fs::exists(path_)) << "it was new, and nothing fits into it";
+      EXPECT_EQ(::fcntl(0, F_GETFD), -1);
+    }
+  }
+  if (standard_input >= 0) ::dup2(standard_input, 0);
+  ::close(standard_input);
+}
+
 TEST_F(AppendFileTest, SweepsUpAfterAKilledRewrite) {
   const pid_t dead = ::fork();
   if (dead == 0) {  // killed in the middle of the rewrite
@@ -176,8 +202,9 @@ TEST_F(AppendFileTest, SweepsUpAfterAKilledRewrite) {
   std::ofstream(folder_ / (".other" + stale)) << "not of this file";
   fs::create_directory(folder_ / (".rows" + stale));
   std::ofstream(folder_ / (".rows.tmp-" + std::to_string(::getppid()) + "-7")) << "of a living process";
+  ASSERT_EQ(::mkfifo((folder_ / (".rows.tmp-" + std::to_string(dead) + "-8")).c_str(), 0600), 0);
   AppendFile file(path_, kContinue);
-  EXPECT_EQ(files(), 4);
+  EXPECT_EQ(files(), 5);
   EXPECT_EQ(content(), "1\n2\n");
 }
 

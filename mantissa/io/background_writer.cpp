@@ -37,7 +37,7 @@ void BackgroundWriter::post(std::function<void()> job) {
   changed_.wait(lock, [&] { return jobs_.size() < max_queued_; });
   jobs_.push_back(std::move(job));
   changed_.notify_all();
-  rethrow_oldest(lock);
+  rethrow_oldest();
 }
 
 void BackgroundWriter::wait_for_room() {
@@ -48,14 +48,13 @@ void BackgroundWriter::wait_for_room() {
 void BackgroundWriter::flush() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return jobs_.empty() && !busy_; });
-  rethrow_oldest(lock);
+  rethrow_oldest();
 }
 
-void BackgroundWriter::rethrow_oldest(std::unique_lock<std::mutex>& lock) {
+void BackgroundWriter::rethrow_oldest() {
   if (errors_.empty()) return;
   const std::exception_ptr oldest = std::move(errors_.front());
   errors_.pop_front();
-  lock.unlock();
   std::rethrow_exception(oldest);
 }
 

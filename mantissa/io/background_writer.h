@@ -39,7 +39,7 @@ class BackgroundWriter {
 
  private:
   void run();
-  void rethrow_oldest(std::unique_lock<std::mutex>& lock);
+  void rethrow_oldest();
 
   const size_t max_queued_;
   std::mutex mutex_;

@@ -13,6 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/thread_warnings.h"
+
 namespace mantissa::background_writer_test {
 namespace {
 
@@ -156,6 +160,19 @@ TEST(BackgroundWriter, WarnsOfErrorsThatNobodyAskedFor) {
   }
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, testing::HasSubstr("a last job failed: disk full"));
+}
+
+TEST(BackgroundWriter, TheWarningsOfAJobGoWhereThoseOfThreadsGo) {
+  struct : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { said = warning.msg(); }
+    std::string said;
+  } handler;
+  set_thread_warning_handler(&handler);
+  BackgroundWriter writer;
+  writer.post([] { TORCH_WARN("the disk is slow"); });
+  writer.flush();
+  set_thread_warning_handler(nullptr);
+  EXPECT_EQ(handler.said, "the disk is slow");
 }
 
 TEST(BackgroundWriter, FreesWhatAJobHeldBeforeFlushReturns) {

@@ -14,6 +14,7 @@
 
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/checkpoint_test_support_internal.h"
+#include "mantissa/io/file_size_limit_internal.h"
 
 namespace mantissa::checkpoint_folder_test {
 namespace {
@@ -57,6 +58,14 @@ TEST_F(CheckpointFolder, ListsTheNewestFirst) {
   EXPECT_THAT(error_of([&] { list_checkpoints(folder_ / "none"); }), HasSubstr("No such file or directory"));
 }
 
+TEST_F(CheckpointFolder, ListsOneOfWhichAnyFileIsLeft) {
+  for (const char* name : {"manifest.json", "weights.safetensors", "state.safetensors"}) {
+    fs::create_directory(folder_ / name);
+    write(folder_ / name / name, "damaged");
+  }
+  EXPECT_THAT(listed(folder_), ElementsAre("manifest.json", "state.safetensors", "weights.safetensors"));
+}
+
 TEST_F(CheckpointFolder, FallsBackToTheOneBeforeAndSaysSo) {
   EXPECT_FALSE(load_newest(folder_).has_value());
   for (const int64_t step : {1, 2, 3}) save_checkpoint(folder_ / c10::str("s", step), a_checkpoint(step));
@@ -75,8 +84,8 @@ TEST_F(CheckpointFolder, FallsBackToTheOneBeforeAndSaysSo) {
   EXPECT_THAT(newest->warnings, ElementsAre(HasSubstr("s2"), HasSubstr("s3")));
   fs::remove(folder_ / "s1" / "weights.safetensors");
   EXPECT_THAT(error_of([&] { load_newest(folder_); }),
-              testing::AllOf(HasSubstr("is damaged, 3 of them: "), HasSubstr("s1"), HasSubstr("s2"),
-                             HasSubstr("s3")));
+              testing::AllOf(HasSubstr("is damaged, 3 of them: "), HasSubstr("s1/"), HasSubstr("s2/"),
+                             HasSubstr("s3/"), testing::Not(testing::ContainsRegex("s2/.*s2/"))));
 }
 
 TEST_F(CheckpointFolder, RemovesOnlyCheckpoints) {
@@ -267,6 +276,14 @@ TEST_F(FolderLockTest, TouchesNothingThatIsNoLock) {
     EXPECT_THAT(content_of(lock), testing::EndsWith("UTC"));
     EXPECT_THAT(content_of(lock), testing::StartsWith("process " + std::to_string(::getpid())));
   }
+}
+
+TEST_F(FolderLockTest, WorksOnAFullDisk) {
+  write(folder_ / ".lock", "process 1 on host since then");  // of a killed process
+  const FileSizeLimit limit(0);
+  const FolderLock held(folder_);
+  EXPECT_EQ(content_of(folder_ / ".lock"), "");
+  EXPECT_THAT(error_of([&] { FolderLock second(folder_); }), HasSubstr("is in use by another process"));
 }
 
 TEST_F(FolderLockTest, AKilledProcessLeavesNone) {

@@ -1,7 +1,10 @@
 #include "mantissa/io/checkpoint.h"
 
+#include <atomic>
 #include <chrono>
+#include <future>
 #include <gmock/gmock.h>
+#include <thread>
 #include <unistd.h>
 
 #include "mantissa/io/background_writer.h"
@@ -163,9 +166,14 @@ TEST_F(CheckpointFiles, ADamagedOneIsStillReplacedAndRemoved) {
     if (how == "none") fs::remove(path / "manifest.json");
     if (how == "lightning") write(path / "lightning.json", "{}");
     if (how == "lightning") fs::remove(path / "manifest.json");
+    if (how.starts_with("only ")) {
+      for (const char* name : {"manifest.json", "weights.safetensors", "state.safetensors"})
+        if (how != std::string("only ") + name) fs::remove(path / name);
+    }
     if (how == "noted") write(path / "notes.txt", "the best so far");  // its manifest is whole
   };
-  for (const char* how : {"cut", "empty", "other", "none", "lightning", "noted"}) {
+  for (const char* how : {"cut", "empty", "other", "none", "lightning", "noted", "only manifest.json",
+                          "only weights.safetensors", "only state.safetensors"}) {
     damage(folder_ / "a", how);
     EXPECT_EQ(error_of([&] { save_checkpoint(folder_ / "a", a_checkpoint(2)); }), "no error") << how;
     EXPECT_EQ(load_checkpoint(folder_ / "a").step, 2) << how;
@@ -230,6 +238,9 @@ TEST_F(CheckpointFiles, IsFoundBetweenTheTwoMoves) {
   EXPECT_THAT(remove_leftovers(folder_), ElementsAre(".a.old-4194305-0"));
   EXPECT_THAT(names(), ElementsAre("a"));
   EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
+  fs::rename(folder_ / "a", folder_ / ".a.tmp-4194305-0");
+  EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "a"); }), HasSubstr("No such file"))
+      << "it was being written or removed";
 }
 
 TEST_F(CheckpointFiles, SnapshotIsOfTheMoment) {
@@ -263,6 +274,33 @@ TEST_F(CheckpointFiles, WrittenLaterAreOfTheMomentOfTheCall) {
   }
   EXPECT_EQ(difference(as_state(load_checkpoint(folder_ / "last")), as_state(run)), "");
   EXPECT_EQ(difference(as_state(load_checkpoint(folder_ / "s1")), as_state(run)), "");
+}
+
+// A copy of the tensors that waited for room, too, would take memory for one checkpoint more.
+TEST_F(CheckpointFiles, IsCopiedOnlyWhenThereIsRoomForIt) {
+  std::promise<void> gate;
+  const std::shared_future<void> is_open = gate.get_future().share();
+  std::atomic<bool> is_opening = false;
+  BackgroundWriter writer(1);
+  std::promise<void> runs;
+  writer.post([&] {
+    runs.set_value();
+    is_open.wait();
+  });
+  runs.get_future().wait();
+  writer.post([] {});  // waits for the first, so that there is no room
+  std::thread caller([&] {
+    // Only the copy finds the mistake.
+    EXPECT_THAT(error_of([&] {
+                  save_checkpoint_later(writer, folder_ / "a", {2, {{"w", at::Tensor()}}, {}});
+                }),
+                HasSubstr("snapshot: weight 'w' is undefined"));
+    EXPECT_TRUE(is_opening);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  is_opening = true;
+  gate.set_value();
+  caller.join();
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ T get(std::string_view bytes, size_t at) {
 std::filesystem::path new_file_name() {
   static std::atomic<int> count{0};
   char host[256] = {};
-  if (::gethostname(host, sizeof host - 1) != 0 || host[0] == '\0') host[0] = '-';
+  if (::gethostname(host, sizeof host) != 0 || host[0] == '\0') host[0] = '-';
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
   return "events.out.tfevents." + std::to_string(seconds) + "." + host + "." + std::to_string(::getpid()) +
@@ -49,7 +49,6 @@ std::filesystem::path new_file_name() {
 std::string event_record(const Event& event) {
   const std::string message = encode_event(event);
   std::string record;
-  record.reserve(kLengthBytes + 2 * kChecksumBytes + message.size());
   put(record, static_cast<uint64_t>(message.size()));
   put(record, masked_crc(record));
   record += message;

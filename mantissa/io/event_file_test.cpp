@@ -13,6 +13,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/test_support_internal.h"
+#include "mantissa/io/crc32c.h"
 #include "mantissa/io/file_size_limit_internal.h"
 
 namespace mantissa::event_file_test {
@@ -78,6 +79,53 @@ TEST(EventFile, ARunsStartAndEndHaveTheirTimes) {
   EXPECT_EQ(times_in({.succeeded = false}), 2);
 }
 
+/// Returns `field`, of a wire type with a length, in protobuf's encoding.
+std::string field(int number, const std::string& content) {
+  return std::string(1, static_cast<char>(number << 3 | 2)) + static_cast<char>(content.size()) + content;
+}
+
+/// Returns a record of any message, with right checksums.
+std::string record_of(const std::string& message) {
+  const auto sum = [](std::string_view bytes) {
+    const uint32_t crc = crc32c(bytes), masked = (crc >> 15 | crc << 17) + 0xa282ead8;
+    return std::string(reinterpret_cast<const char*>(&masked), sizeof masked);
+  };
+  const uint64_t size = message.size();
+  const std::string length(reinterpret_cast<const char*>(&size), sizeof size);
+  return length + sum(length) + message + sum(message);
+}
+
+const std::string kTime1("\x09\0\0\0\0\0\0\xf0\x3f", 9), kTensorClass("\x20\x02");
+
+/// TensorBoard drops values whose tensor has no type or no shape, and those of plugins that are not of the
+/// class of tensors.
+TEST(EventFile, TextsAndHyperparametersAreWhatTensorBoardReads) {
+  const std::string string_of_no_dimensions = "\x08\x07" + field(2, "") + field(8, "hi");
+  EXPECT_EQ(event_record({.wall_time = 1, .texts = {{"note", "hi"}}}),
+            record_of(kTime1 + field(5, field(1, field(1, "note") + field(8, string_of_no_dimensions) +
+                                                     field(9, field(1, field(1, "text")) + kTensorClass)))));
+  const std::string no_floats = "\x08\x01" + field(2, field(2, ""));
+  const std::string end = "\x08\x01\x11" + kTime1.substr(1);  // successful, at time 1
+  EXPECT_EQ(event_record({.wall_time = 1, .succeeded = true}),
+            record_of(kTime1 +
+                      field(5, field(1, field(1, "_hparams_/session_end_info") + field(8, no_floats) +
+                                            field(9, field(1, field(1, "hparams") + field(2, field(4, end))) +
+                                                         kTensorClass)))));
+}
+
+/// Other programs write values that we do not know.
+TEST(EventFile, OnlyTheTextsOfTheTextPluginAreTexts) {
+  const auto read = [](const std::string& plugin, const std::string& tensor) {
+    const std::string value = field(1, "tag") + field(8, tensor) + field(9, field(1, field(1, plugin)));
+    return parse_events(record_of(kTime1 + field(5, field(1, value)))).events.at(0);
+  };
+  const Event empty{.wall_time = 1};
+  EXPECT_EQ(read("text", field(8, "hi") + field(8, "more")),
+            (Event{.wall_time = 1, .texts = {{"tag", "hi"}}}));
+  EXPECT_EQ(read("text", ""), empty);
+  EXPECT_EQ(read("images", field(8, "hi")), empty);
+}
+
 TEST(EventFile, ReadsWhatIsThereOfACutFile) {
   const std::string one = event_record(kScalars), two = one + one;
   for (size_t n = 0; n <= two.size(); ++n) {
@@ -113,6 +161,8 @@ TEST(EventFile, AGoodChecksumDoesNotMakeAnEvent) {
   EXPECT_EQ(parse_events(empty).events, std::vector<Event>(1));
   EXPECT_THAT(error_of([] { parse_events("<html>this is another file</html>"); }),
               HasSubstr("no TensorBoard event file"));
+  EXPECT_THAT(error_of([] { parse_events(record_of("\xff")); }),
+              HasSubstr("the record at byte 0 holds no event"));
 }
 
 using EventFileWriterTest = InFolder;

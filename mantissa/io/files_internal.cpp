@@ -47,10 +47,6 @@ class FdStreambuf : public std::streambuf {
     write_all(data, n);
     return n;
   }
-  int sync() override {
-    flush();
-    return 0;
-  }
 
  private:
   void write_all(const char* data, std::streamsize n) {

@@ -1,5 +1,7 @@
 #include "mantissa/io/files_internal.h"
 
+#include <cerrno>
+#include <csignal>
 #include <fcntl.h>
 #include <fstream>
 #include <gmock/gmock.h>
@@ -84,6 +86,24 @@ TEST_F(FilesInternal, WhoHasWrittenItDecidesWhatIsAbandoned) {
   ASSERT_TRUE(try_lock(held));
   EXPECT_FALSE(is_abandoned(file, dead));
   EXPECT_FALSE(is_abandoned(file, ::getpid()));
+}
+
+// The question of whether a process lives is put to the system, and the process notices nothing.
+TEST_F(FilesInternal, ALivingWriterIsLeftInPeace) {
+  const fs::path file = folder_ / "file";
+  std::ofstream(file) << "x";
+  const pid_t writer = ::fork();
+  if (writer == 0) {
+    std::signal(SIGHUP, SIG_DFL);
+    for (;;) ::pause();
+  }
+  errno = ESRCH;  // a call that succeeds leaves it so
+  EXPECT_FALSE(is_abandoned(file, writer));
+  ::kill(writer, SIGKILL);
+  int status = 0;
+  ::waitpid(writer, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGKILL);
 }
 
 TEST_F(FilesInternal, FilesOfOtherUsersStay) {

@@ -52,6 +52,13 @@ TEST_F(HeldFolderTest, AnothersFolderOfTheSameNameIsLeftAlone) {
   EXPECT_TRUE(fs::is_empty(run_ / "checkpoints"));
 }
 
+TEST_F(HeldFolderTest, OneThatCameBackMeanwhileIsLeftAlone) {
+  HeldFolder held(run_ / "checkpoints");
+  EXPECT_EQ(held.replace(), run_ / "checkpoints-rescued-1");
+  EXPECT_FALSE(held.is_lost());
+  EXPECT_TRUE(fs::is_directory(run_ / "checkpoints"));
+}
+
 TEST_F(HeldFolderTest, TheFirstReplacedFolderOfThePathGetsAnotherName) {
   HeldFolder held(run_ / "checkpoints");
   fs::rename(run_, folder_ / "archive");

@@ -75,8 +75,9 @@ uint64_t bytes_of(const SafetensorsEntry& entry) { return entry.end - entry.begi
 /// Returns a name such as "model-00002-of-00012.safetensors".
 std::string shard_name(const std::string& stem, size_t number, size_t count) {
   const auto padded = [](size_t n) {
-    const std::string digits = std::to_string(n);
-    return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits;
+    std::string digits = std::to_string(n);
+    while (digits.size() < 5) digits.insert(0, 1, '0');
+    return digits;
   };
   return stem + "-" + padded(number) + "-of-" + padded(count) + std::string(kSuffix);
 }
@@ -133,7 +134,7 @@ class Undo {
 
 ShardIndex parse_shard_index(std::string_view text, const std::string& file) {
   const json root = parse_json(text, 8, [&](const std::string& what) { require(false, file, "it ", what); });
-  require(root.is_object() && root.contains("weight_map") && root["weight_map"].is_object(), file,
+  require(root.contains("weight_map") && root["weight_map"].is_object(), file,
           "it has no weight_map, the file of each tensor");
   ShardIndex index;
   for (const auto& [name, shard] : root["weight_map"].items()) {
@@ -158,7 +159,6 @@ ShardIndex parse_shard_index(std::string_view text, const std::string& file) {
 
 std::string make_shard_index(const ShardIndex& index, uint64_t total_bytes) {
   nlohmann::ordered_json root;
-  root["metadata"] = nlohmann::ordered_json::object();
   for (const auto& [key, value] : index.metadata) root["metadata"][key] = value;
   root["metadata"][kTotalSize] = total_bytes;
   root["weight_map"] = json(index.weight_map);

@@ -197,6 +197,7 @@ TEST_F(Sharded, DamagedIndexesAreRefused) {
   };
   refused("", "not valid JSON");
   refused("[]", "no weight_map");
+  refused("{}", "no weight_map");
   refused(R"({"weight_map":[]})", "no weight_map");
   refused(R"({"weight_map":{}})", "is empty");
   refused(R"({"weight_map":{"w":3}})", "must be a file name");
@@ -242,10 +243,12 @@ TEST_F(Sharded, MetadataThatDiffersIsNamed) {
   save_safetensors(folder_ / "2.safetensors", {{"b", at::ones({2})}},
                    {{"k", "2"}, {"same", "s"}, {"more", "m"}});
   write_file_atomically(folder_ / "m.safetensors.index.json",
-                        R"({"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})");
+                        R"({"metadata":{"index":"i","more":"n"},)"
+                        R"("weight_map":{"a":"1.safetensors","b":"2.safetensors"}})");
   const SafetensorsModel model(folder_);
-  EXPECT_EQ(model.metadata(), (std::map<std::string, std::string>{{"k", "1"}, {"more", "m"}, {"same", "s"}}));
-  EXPECT_THAT(model.conflicting_metadata(), ElementsAre("k"));
+  EXPECT_EQ(model.metadata(),
+            (std::map<std::string, std::string>{{"index", "i"}, {"k", "1"}, {"more", "m"}, {"same", "s"}}));
+  EXPECT_THAT(model.conflicting_metadata(), ElementsAre("k", "more"));
 }
 
 TEST_F(Sharded, AFolderMustHoldOneModel) {
@@ -310,6 +313,14 @@ TEST_F(Sharded, ExistingFilesStay) {
   EXPECT_THAT(error_of([&] { write(folder_ / "net", 20); }), HasSubstr("cannot be replaced in one move"));
   EXPECT_EQ(content_of(folder_ / "net/model-00001-of-00003.safetensors"), before);
   EXPECT_TRUE(fs::exists(folder_ / "net/model.safetensors.index.json"));
+  // A single shard of another model, whose index is elsewhere.
+  for (const char* name : {"00001-of-00003.safetensors", "00003-of-00003.safetensors"})
+    fs::remove(folder_ / "net" / c10::str("model-", name));
+  fs::remove(folder_ / "net/model.safetensors.index.json");
+  const fs::path shard = folder_ / "net/model-00002-of-00003.safetensors";
+  write_file_atomically(shard, "precious");
+  EXPECT_THAT(error_of([&] { write(folder_ / "net", 20); }), HasSubstr(shard.string() + "' already exists"));
+  EXPECT_EQ(content_of(shard), "precious");
   write(folder_ / "one.safetensors", 0);
   EXPECT_THROW(write_safetensors_files(
                    lay_out_safetensors(folder_ / "one.safetensors", header_of(tensors()), 0),

@@ -1,5 +1,6 @@
 // What the files' writers and readers ask of the system, and what they do when it refuses.
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <fcntl.h>
@@ -107,6 +108,12 @@ TEST_F(SystemCallsTest, WritesGoOnAfterASignalAndInPieces) {
   EXPECT_TRUE(content_of(folder_ / "a") == text);
   EXPECT_TRUE(content_of(folder_ / "rows") == text + "\n");
   EXPECT_EQ(rows.size(), text.size() + 1);
+  const SystemCalls calls(
+      folder_, [](const Call& call) { return call.name == "write" ? Answer{.bytes = 1} : Answer{}; });
+  write_file_atomically(folder_ / "a", "abc");
+  rows.append("abc\n");
+  EXPECT_EQ(content_of(folder_ / "a"), "abc");
+  EXPECT_TRUE(content_of(folder_ / "rows") == text + "\nabc\n");
 }
 
 TEST_F(SystemCallsTest, SmallPiecesAreWrittenTogether) {
@@ -146,6 +153,7 @@ TEST_F(SystemCallsTest, AnAtomicFileIsReplacedOnlyIfEveryCallSucceeds) {
     const SystemCalls calls(folder_, failing(call, number, code));
     return error_of([&] { write_file_atomically(folder_ / "a", "new"); });
   };
+  EXPECT_THAT(error("open", 0, EMFILE), HasSubstr("opening its folder failed: Too many open files"));
   EXPECT_THAT(error("open", 1, EMFILE),
               HasSubstr("creating a temporary file beside it failed: Too many open files"));
   EXPECT_THAT(error("fchmod", 0, EPERM),
@@ -202,6 +210,10 @@ TEST_F(SystemCallsTest, ASignalBeforeACallIsNotTakenForOneDuringIt) {
   };
   EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "a", write_after_signal); }),
               HasSubstr("No space left on device"));
+  AppendFile rows(folder_ / "rows", AppendFile::Mode::kContinue);
+  calls_made = 0;
+  errno = EINTR;
+  EXPECT_THAT(error_of([&] { rows.append("1\n"); }), HasSubstr("No space left on device"));
   calls_made = 0;
   errno = EINTR;
   EXPECT_THAT(error_of([&] { file.read_into("w", 0, out); }), HasSubstr("40 too early"));
@@ -217,6 +229,8 @@ TEST_F(SystemCallsTest, AnAppendFileThatCannotBeOpenedStaysAsItWas) {
   EXPECT_THAT(error("pread"), HasSubstr("reading its end failed: Input/output error"));
   EXPECT_THAT(error("ftruncate"), HasSubstr("dropping a line without an end failed: Input/output error"));
   EXPECT_EQ(content_of(folder_ / "rows"), "1\n2");
+  write(folder_ / "rows", "1\n");
+  EXPECT_EQ(error("ftruncate"), "no error") << "there is nothing to drop";
 }
 
 TEST_F(SystemCallsTest, WhatHasNoStatusIsNotTakenForSomethingElse) {
@@ -414,6 +428,67 @@ TEST_F(SystemCallsTest, AnEventFileOfAMachineWithoutANameHasADashForIt) {
                                                             std::to_string(::getpid()) + "\\.[0-9]+"));
 }
 
+TEST_F(SystemCallsTest, AnEventFileHasTheMachinesWholeName) {
+  const auto host_in_name = [&](const Answer& answer) {
+    const SystemCalls calls(folder_,
+                            [&](const Call& call) { return call.name == "gethostname" ? answer : Answer{}; });
+    const std::string name = EventFileWriter(folder_).path().filename().string();
+    const size_t begin = name.find('.', std::string("events.out.tfevents.").size()) + 1;
+    return name.substr(begin, name.find("." + std::to_string(::getpid()) + ".", begin) - begin);
+  };
+  std::array<char, 256> host{};
+  ASSERT_EQ(::gethostname(host.data(), host.size()), 0);
+  EXPECT_EQ(host_in_name({}), host.data());
+  EXPECT_EQ(host_in_name({.bytes = 2}), std::string(1, host[0])) << "one letter and the zero byte";
+  EXPECT_EQ(host_in_name({.bytes = 1}), "-") << "it is empty";
+}
+
+// The holder of a lock removes its file, which another process may have opened already.
+TEST_F(SystemCallsTest, ALockWhoseFileWasRemovedMeanwhileIsTakenAgain) {
+  int locked = 0;
+  const SystemCalls calls(folder_, [&](const Call& call) {
+    if (call.name == "flock" && locked++ == 0) fs::remove(folder_ / ".lock");
+    return Answer{};
+  });
+  const FolderLock lock(folder_);
+  EXPECT_EQ(locked, 2);
+  EXPECT_THAT(error_of([&] { FolderLock second(folder_); }), HasSubstr("is in use by this process"));
+}
+
+TEST_F(SystemCallsTest, WorksOnAFileSystemWhoseInodeNumbersDoNotLast) {
+  int locked = 0;
+  const SystemCalls calls(folder_, [&](const Call& call) {
+    locked += call.name == "flock";
+    return Answer{.other_inode = call.name == "fstat"};
+  });
+  const FolderLock lock(folder_);
+  EXPECT_EQ(locked, 100) << "it stops to look for the same number";
+  fs::create_directory(folder_ / "run");
+  const HeldFolder held(folder_ / "run");
+  fs::remove(folder_ / "run");
+  EXPECT_TRUE(held.is_lost());
+  fs::create_directory(folder_ / "run");
+  EXPECT_FALSE(held.is_lost()) << "it may be the same one under another number";
+}
+
+TEST_F(SystemCallsTest, AModelOfSeveralFilesThatCannotBeSyncedLeavesNothing) {
+  SafetensorsHeader header;
+  for (const char* name : {"a", "b"}) header.tensors[name] = {at::kByte, {1}, 0, 0};
+  const auto write_model = [&] {
+    write_safetensors_files(
+        lay_out_safetensors(folder_ / "net", header, 1),
+        [](const std::string& /*name*/, const TakeElements& take) { take(at::ones({1}, at::kByte)); });
+  };
+  const auto files = static_cast<int>(synced(write_model).size());
+  EXPECT_GE(files, 6) << "two shards and the index, and the folder after each";
+  fs::remove_all(folder_ / "net");
+  for (int number = 0; number < files; ++number) {
+    const SystemCalls calls(folder_, failing("fsync", number, EIO));
+    EXPECT_THAT(error_of(write_model), HasSubstr("Input/output error")) << number;
+    EXPECT_THAT(names(), IsEmpty()) << number;
+  }
+}
+
 /// Uses each reader and writer once.
 void use_all(const fs::path& folder) {
   write_file_atomically(folder / "file", "x");
@@ -423,8 +498,12 @@ void use_all(const fs::path& folder) {
     rows.append("1\n");
     rows.edit_lines([](std::string& /*line*/) { return true; });
     rows.sync();
-    HeldFolder held(folder);
+    fs::create_directory(folder / "held");
+    HeldFolder held(folder / "held");
     EXPECT_FALSE(held.is_lost());
+    fs::remove(folder / "held");
+    EXPECT_EQ(held.replace(), folder / "held");
+    fs::remove(folder / "held");
   }
   for (const int64_t step : {1, 2}) save_checkpoint(folder / "a", a_checkpoint(step));
   EXPECT_EQ(load_newest(folder)->checkpoint.step, 2);

@@ -123,9 +123,11 @@ int fsync(int fd) {
 }
 
 int fstat(int fd, struct stat* status) noexcept {
-  return mantissa::system_calls::answer_for("fstat", fd).error != 0
-             ? -1
-             : ::fstatat(fd, "", status, AT_EMPTY_PATH);
+  const auto answer = mantissa::system_calls::answer_for("fstat", fd);
+  if (answer.error != 0) return -1;
+  const int result = ::fstatat(fd, "", status, AT_EMPTY_PATH);
+  if (answer.other_inode) ++status->st_ino;
+  return result;
 }
 
 int ftruncate(int fd, off_t bytes) noexcept {
@@ -154,7 +156,7 @@ int gethostname(char* name, size_t bytes) noexcept {
       mantissa::system_calls::answer_to("gethostname", [] { return std::filesystem::path(); });
   struct utsname system {};
   if (answer.error != 0 || ::uname(&system) != 0) return -1;
-  std::snprintf(name, bytes, "%s", system.nodename);
+  std::snprintf(name, std::min(bytes, answer.bytes), "%s", system.nodename);
   return 0;
 }
 

@@ -16,11 +16,13 @@ struct Call {
   std::filesystem::path file;  ///< "" if it concerns none
 };
 
-/// What becomes of a call: it fails with `error`, handles at most `bytes`, or opens a file as descriptor 0.
+/// What becomes of a call: it fails with `error`, handles at most `bytes`, opens a file as descriptor 0, or tells
+/// another inode number than a later call.
 struct Answer {
   int error = 0;
   size_t bytes = std::numeric_limits<size_t>::max();
   bool as_0 = false;
+  bool other_inode = false;
 };
 
 /// While it lives, `decide` is asked about the process's calls that concern files below `folder`, or none. Calls that

@@ -127,6 +127,8 @@ TEST(ValueSummary, FirstPiecesWithoutFiniteValuesDoNotCount) {
   EXPECT_EQ(std::get<double>(s.min), 5);
   EXPECT_EQ(double(s.mean), 5);
   EXPECT_EQ(s.std(), 0);
+  EXPECT_EQ(summarize_values(at::tensor({kInf, 5.0, kNan, 5.0}, at::kDouble)).std(), 0)
+      << "in one piece neither";
 }
 
 TEST(ValueSummary, APieceOfOneValueCountsAsMuchAsAnother) {
