@@ -111,7 +111,6 @@ std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module)
   std::map<std::string, at::Tensor> weights;
   for (const auto& item : module.named_parameters()) weights.emplace(item.key(), item.value());
   for (const auto& item : module.named_buffers()) weights.emplace(item.key(), item.value());
-  std::erase_if(weights, [](const auto& item) { return !item.second.defined(); });
   return weights;
 }
 

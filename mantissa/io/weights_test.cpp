@@ -194,6 +194,14 @@ TEST_F(Weights, MetaModuleIsRefused) {
   EXPECT_THROW(save_weights(module, folder_ / "meta"), c10::ValueError);
 }
 
+TEST_F(Weights, WhatAModuleDoesWithoutIsLeftOut) {
+  const torch::nn::BatchNorm1d norm(
+      torch::nn::BatchNorm1dOptions(3).affine(false).track_running_stats(false));
+  const torch::nn::Linear linear(torch::nn::LinearOptions(2, 3).bias(false));
+  EXPECT_TRUE(named_weights(*norm).empty());
+  EXPECT_EQ(named_weights(*linear).size(), 1U);
+}
+
 TEST_F(Weights, RoundTripThroughTheNamesOfPyTorch) {
   auto saved = net(), loaded = net();
   saved->forward(at::randn({4, 2}));
