@@ -79,7 +79,7 @@ TEST(EventFile, ARunsStartAndEndHaveTheirTimes) {
   EXPECT_EQ(times_in({.succeeded = false}), 2);
 }
 
-/// Returns `field`, of a wire type with a length, in protobuf's encoding.
+/// Returns a field of protobuf that holds a text or a message of less than 128 bytes.
 std::string field(int number, const std::string& content) {
   return std::string(1, static_cast<char>(number << 3 | 2)) + static_cast<char>(content.size()) + content;
 }
@@ -97,8 +97,7 @@ std::string record_of(const std::string& message) {
 
 const std::string kTime1("\x09\0\0\0\0\0\0\xf0\x3f", 9), kTensorClass("\x20\x02");
 
-/// TensorBoard drops values whose tensor has no type or no shape, and those of plugins that are not of the
-/// class of tensors.
+/// TensorBoard's form has a type and a shape for each tensor, and says that the data are of the class of tensors.
 TEST(EventFile, TextsAndHyperparametersAreWhatTensorBoardReads) {
   const std::string string_of_no_dimensions = "\x08\x07" + field(2, "") + field(8, "hi");
   EXPECT_EQ(event_record({.wall_time = 1, .texts = {{"note", "hi"}}}),

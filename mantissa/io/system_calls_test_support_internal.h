@@ -16,8 +16,8 @@ struct Call {
   std::filesystem::path file;  ///< "" if it concerns none
 };
 
-/// What becomes of a call: it fails with `error`, handles at most `bytes`, opens a file as descriptor 0, or tells
-/// another inode number than a later call.
+/// What becomes of a call: it fails with `error`, handles at most `bytes`, opens a file as descriptor 0, or
+/// tells a wrong inode number.
 struct Answer {
   int error = 0;
   size_t bytes = std::numeric_limits<size_t>::max();
