@@ -213,8 +213,8 @@ FolderLock::FolderLock(const fs::path& folder) : file_(fs::absolute(folder) / ".
   // The holder's name only serves a message; if it cannot be written, for example on a full disk, that is no
   // error.
   const std::string me = holder();
-  if (::ftruncate(opened.get(), 0) == 0) [[maybe_unused]]
-    const ssize_t told = ::pwrite(opened.get(), me.data(), me.size(), 0);
+  [[maybe_unused]] const ssize_t told =
+      ::ftruncate(opened.get(), 0) == 0 ? ::pwrite(opened.get(), me.data(), me.size(), 0) : -1;
   fd_ = opened.release();
 }
 

@@ -76,7 +76,7 @@ TEST_F(HeldFolderTest, TheFirstReplacedFolderOfThePathGetsAnotherName) {
 }
 
 TEST_F(HeldFolderTest, WhereNothingCanBeMadeItIsMadeForTemporaryFiles) {
-  const fs::path run = folder_ / std::string(250, 'x');  // leaves no room for a longer name
+  const fs::path run = folder_ / ("a" + std::string(249, 'x'));  // leaves no room for a longer name
   fs::create_directories(run / "checkpoints");
   HeldFolder held(run / "checkpoints");
   fs::rename(run, folder_ / "moved");
@@ -84,7 +84,7 @@ TEST_F(HeldFolderTest, WhereNothingCanBeMadeItIsMadeForTemporaryFiles) {
   const fs::path place = held.replace();
   EXPECT_FALSE(held.is_lost());
   EXPECT_EQ(place.parent_path().parent_path(), fs::temp_directory_path());
-  EXPECT_THAT(place.string(), testing::MatchesRegex(".*/x+-rescued-[0-9]+/checkpoints"));
+  EXPECT_THAT(place.string(), testing::MatchesRegex(".*/ax+-rescued-[0-9]+/checkpoints"));
   fs::remove_all(place.parent_path());
 }
 

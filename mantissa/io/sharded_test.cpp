@@ -101,6 +101,8 @@ TEST_F(Sharded, OneFileIsTheOneThatSaveSafetensorsWrites) {
   EXPECT_EQ(content_of(folder_ / "one.safetensors"), content_of(folder_ / "two.safetensors"));
   write(folder_ / "large", 1'000'000);
   EXPECT_EQ(content_of(folder_ / "large/model.safetensors"), content_of(folder_ / "two.safetensors"));
+  // Another writer's temporary file is no second model.
+  write_file_atomically(folder_ / "large/.model.tmp-1-1.safetensors", "unfinished");
   EXPECT_FALSE(SafetensorsModel(folder_ / "large").is_sharded());
 }
 

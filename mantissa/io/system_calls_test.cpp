@@ -516,7 +516,10 @@ void use_all(const fs::path& folder) {
 
 // In a process that has closed its standard input, 0 is a descriptor like any other.
 TEST_F(SystemCallsTest, AnyFileMayBeDescriptor0) {
-  const int standard_input = ::fcntl(0, F_DUPFD_CLOEXEC, 3), null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int standard_input = ::fcntl(0, F_DUPFD_CLOEXEC, 3),
+            device = ::open("/dev/null", O_RDONLY | O_CLOEXEC),
+            null = ::fcntl(device, F_DUPFD_CLOEXEC, 3);  // not 0, even if this program has no standard input
+  if (device > 0) ::close(device);
   int opened = 0;
   for (int number = 0; number <= opened; ++number) {
     ::dup2(null, 0);  // so that no other file becomes descriptor 0
