@@ -113,6 +113,13 @@ Images images_of(KernelFamily family, Size size) {
   }
 }
 
+/// True for large products with 4-bit weights in float32. There tiles and AVX-512 take about the same time while another
+/// program uses the core's other hyperthread, and tiles two thirds of it otherwise.
+bool is_close_between_tiers(KernelFamily family, at::ScalarType dtype) {
+  return dtype == at::kFloat &&
+         (family == KernelFamily::kLargeProduct4Bit || family == KernelFamily::kLargeGradient4Bit);
+}
+
 /// True if a small call says too little: it measures mostly overhead, and libtorch's kernels have more of it.
 bool has_two_sizes(KernelFamily family, at::ScalarType dtype) {
   switch (family) {
@@ -127,11 +134,8 @@ bool has_two_sizes(KernelFamily family, at::ScalarType dtype) {
     case KernelFamily::kUnscale:
     case KernelFamily::kFewRows4Bit:
       return false;
-    case KernelFamily::kLargeProduct4Bit:
-    case KernelFamily::kLargeGradient4Bit:
-      return dtype != at::kFloat;  // which every libtorch multiplies fast
     default:
-      return true;
+      return !is_close_between_tiers(family, dtype);
   }
 }
 
@@ -163,9 +167,9 @@ Shape shape_of_low_bit(KernelFamily family, at::ScalarType dtype, Size size) {
     if (size == Size::kTypical) return {32, 512, 512};
     return {size == Size::kSmall ? 32 : 128, 128, 128};
   }
-  // As many rows as in training: what it costs to decode or to split the weight is spread over them. In float32 tiles and
-  // AVX-512 are so close that the activations' splitting must be spread as well.
-  if (dtype == at::kFloat) return {320, 256, 256};
+  // As many rows as in training: what it costs to decode or to split the weight is spread over them. Where tiers are close,
+  // there are also enough columns to spread the splitting of the activations.
+  if (is_close_between_tiers(family, dtype)) return {320, 256, 256};
   if (size == Size::kTypical) return {256, 512, 256};
   return {size == Size::kSmall ? 256 : 1024, 128, 128};
 }
@@ -314,13 +318,10 @@ size_t least_of(const std::vector<double>& times) {
 std::vector<KernelTiming> time_here(const Contest& contest) {
   constexpr double kShortCall = 2e-3;
   constexpr int kTypicalRounds = 3;  // in turn: another program may slow one round down
-  // In float32, tiles and AVX-512 take about the same time while another program uses the core's other hyperthread, and
-  // tiles two thirds of it otherwise: a third round is one more chance to find it idle.
-  constexpr int kRounds = 2, kRoundsOfFloat32 = 3;
   const auto& [family, dtype, kernels] = contest;
   const std::vector<Kernel> ours(kernels.begin(), kernels.end() - 1);
   const Call small = make_call(family, dtype, Size::kSmall);
-  const int rounds = is_low_bit(family) && dtype == at::kFloat ? kRoundsOfFloat32 : kRounds;
+  const int rounds = is_close_between_tiers(family, dtype) ? 3 : 2;  // a third chance of an idle core
   std::vector<double> times = least_times(small, family, ours, kInfiniteTime, rounds);
   const size_t best = least_of(times), stock = times.size();
   // A single call may be slow by chance, so libtorch's always gets both rounds if it is short.
