@@ -8,6 +8,8 @@
 #include <ATen/ops/max.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/data/idx.h"
+
 namespace mantissa::cli {
 namespace {
 
@@ -32,12 +34,11 @@ int64_t largest_label(const Labelled& labelled) {
 /// Mixed targets have a share for each class that the data may have, which can be more than its labels need.
 /// Errors: c10::ValueError for a model with another number of classes.
 void check_mixed_classes(const Labelled& labelled, int64_t model_classes) {
-  constexpr int64_t kMostClasses = 256;  // of --classes
   const int64_t classes = labelled.data.input.classes;
   TORCH_CHECK_VALUE(model_classes == classes, "--mixup and --cutmix make targets of the ", classes,
                     " classes of ", labelled.data_name, ", but ", labelled.model, " has ", model_classes,
                     "; ",
-                    labelled.takes_classes && model_classes <= kMostClasses
+                    labelled.takes_classes && model_classes <= kMostIdxClasses
                         ? c10::str("give --classes ", model_classes)
                         : c10::str("leave them out, or give a model with ", classes));
 }

@@ -26,6 +26,7 @@
 #include "cli/run_folder.h"
 #include "cli/saved_paths.h"
 #include "cli/without_effect.h"
+#include "mantissa/data/idx.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/sharded.h"
@@ -341,7 +342,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use,
   run.options.names = load_record(command.folder).names;
   run.options.reads_labels = use != DataUse::kPrediction;
   FitOptions readable = run.options;
-  readable.classes = 256;
+  readable.classes = kMostIdxClasses;
   check_saved_paths(command.folder, command.flags, run.options);
   const bool is_other_data = command.flags.has("data"),
              splits = use == DataUse::kValidation || !is_other_data;

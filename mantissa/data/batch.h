@@ -1,8 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -24,25 +24,24 @@ struct Batch {
   /// Lets map_tensors() convert and move all tensors at once.
   auto tensors() { return std::tie(data, target, fields); }
   /// Returns the number of samples, counted by the first tensor that has any dimension; 0 if there is none.
-  int64_t size() const {
-    for (const at::Tensor* tensor : {&data, &target})
-      if (tensor->defined() && tensor->dim() > 0) return tensor->size(0);
-    for (const auto& [name, tensor] : fields)
-      if (tensor.defined() && tensor.dim() > 0) return tensor.size(0);
-    return 0;
-  }
+  int64_t size() const { return samples().value_or(0); }
   /// Returns whether its tensors have no sample, as when all of its images have been skipped. A batch without a tensor that has any
   /// dimension is not empty.
-  bool is_empty() const {
-    const auto has_dimensions = [](const at::Tensor& tensor) { return tensor.defined() && tensor.dim() > 0; };
-    return size() == 0 && (has_dimensions(data) || has_dimensions(target) ||
-                           std::any_of(fields.begin(), fields.end(),
-                                       [&](const auto& field) { return has_dimensions(field.second); }));
-  }
+  bool is_empty() const { return samples() == 0; }
   /// Returns the same batch on `device`.
   /// Sync: none from pinned memory to a device.
   Batch to(const at::Device& device) const {
     return map_tensors(*this, [&](const at::Tensor& t) { return t.to(device, /*non_blocking=*/true); });
+  }
+
+ private:
+  /// Returns the first dimension of the first tensor that has any.
+  std::optional<int64_t> samples() const {
+    for (const at::Tensor* tensor : {&data, &target})
+      if (tensor->defined() && tensor->dim() > 0) return tensor->size(0);
+    for (const auto& [name, tensor] : fields)
+      if (tensor.defined() && tensor.dim() > 0) return tensor.size(0);
+    return std::nullopt;
   }
 };
 

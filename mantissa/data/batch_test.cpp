@@ -14,6 +14,15 @@ TEST(Batch, SizeWithoutData) {
   EXPECT_EQ((Batch{at::ones({4, 3}), {}, {}}).size(), 4);
 }
 
+TEST(Batch, IsEmptyWithoutSamples) {
+  EXPECT_FALSE(Batch{}.is_empty());
+  EXPECT_FALSE((Batch{at::ones({}), {}, {}}).is_empty());
+  EXPECT_FALSE((Batch{at::ones({4, 3}), {}, {}}).is_empty());
+  EXPECT_TRUE((Batch{at::ones({0, 3}), {}, {}}).is_empty());
+  EXPECT_TRUE((Batch{{}, at::ones({0}), {}}).is_empty());
+  EXPECT_TRUE((Batch{{}, {}, {{"mask", at::ones({0, 3})}}}).is_empty());
+}
+
 TEST(Batch, MapsEveryTensor) {
   const Batch batch{at::ones({2}), at::Tensor(), {{"mask", at::ones({2, 3})}}};
   const Batch doubled = map_tensors(batch, [](const at::Tensor& t) { return t * 2; });

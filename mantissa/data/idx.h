@@ -27,6 +27,9 @@ at::Tensor read_idx(const std::filesystem::path& path);
 /// Parses the bytes of an IDX file that is not compressed. `name` stands for the file in errors.
 at::Tensor parse_idx(std::string_view bytes, const std::string& name);
 
+/// The number of classes that labels of one byte can tell apart.
+inline constexpr int64_t kMostIdxClasses = 256;
+
 /// Images with one class each, ready for training.
 struct IdxDataset {
   /// Shapes: data float32 [n, 1, height, width] from 0 to 1; target int64 [n].

@@ -36,25 +36,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::MatchesRegex;
 
-class SystemCallsTest : public InCheckpointFolder {
- protected:
-  /// Returns what `body` syncs, in this order. A temporary name is cut to what it begins with.
-  template <typename Body>
-  std::vector<std::string> synced(const Body& body) const {
-    std::vector<std::string> files;
-    const SystemCalls calls(folder_, [&](const Call& call) {
-      const std::string file = call.file.string();
-      const size_t temporary = file.find(".tmp-");
-      const size_t end = std::min(file.find('/', std::min(temporary, file.size())), file.size());
-      if (call.name == "fsync")
-        files.push_back(temporary == std::string::npos ? file
-                                                       : file.substr(0, temporary + 4) + file.substr(end));
-      return Answer{};
-    });
-    body();
-    return files;
-  }
-};
+using SystemCallsTest = InCheckpointFolder;
 
 // A loss of power must find the old file or the new one: the content is on the disk before it gets the name,
 // and the name after that.
@@ -71,7 +53,8 @@ TEST_F(SystemCallsTest, AnAtomicFileIsSyncedBeforeItsFolder) {
     write_file_atomically(folder_ / "a", "x");
   }
   EXPECT_TRUE(was_renamed);
-  EXPECT_THAT(synced([&] { write_file_atomically(folder_ / "a", "y"); }), ElementsAre(".a.tmp", "."));
+  EXPECT_THAT(synced(folder_, [&] { write_file_atomically(folder_ / "a", "y"); }),
+              ElementsAre(".a.tmp", "."));
 }
 
 TEST_F(SystemCallsTest, AnAtomicFileThatCannotBeSyncedIsNotReplaced) {
@@ -246,48 +229,15 @@ TEST_F(SystemCallsTest, WhatHasNoStatusIsNotTakenForSomethingElse) {
 
 TEST_F(SystemCallsTest, AnAppendFileIsSyncedWhereAsked) {
   // The name of a new file is synced, its rows only by sync().
-  EXPECT_THAT(synced([&] { AppendFile(folder_ / "rows", AppendFile::Mode::kCreate).append("1\n"); }),
+  EXPECT_THAT(synced(folder_, [&] { AppendFile(folder_ / "rows", AppendFile::Mode::kCreate).append("1\n"); }),
               ElementsAre("."));
   AppendFile rows(folder_ / "rows", AppendFile::Mode::kContinue);
-  EXPECT_THAT(synced([&] { rows.append("2\n"); }), IsEmpty());
-  EXPECT_THAT(synced([&] { rows.sync(); }), ElementsAre("rows"));
-  EXPECT_THAT(synced([&] { rows.edit_lines([](std::string& /*line*/) { return true; }); }),
+  EXPECT_THAT(synced(folder_, [&] { rows.append("2\n"); }), IsEmpty());
+  EXPECT_THAT(synced(folder_, [&] { rows.sync(); }), ElementsAre("rows"));
+  EXPECT_THAT(synced(folder_, [&] { rows.edit_lines([](std::string& /*line*/) { return true; }); }),
               ElementsAre(".rows.tmp", "."));
   const SystemCalls calls(folder_, failing("fsync", 0, EIO));
   EXPECT_THAT(error_of([&] { rows.sync(); }), HasSubstr("syncing to the disk failed: Input/output error"));
-}
-
-TEST_F(SystemCallsTest, ACheckpointIsSyncedFromTheInsideOut) {
-  const std::string inside = ".a.tmp/";
-  const std::vector<std::string> files{inside + "weights.safetensors", inside + "state.safetensors",
-                                       inside + "manifest.json", ".a.tmp", "."};
-  for (const int64_t step : {1, 2})
-    EXPECT_EQ(synced([&] { save_checkpoint(folder_ / "a", a_checkpoint(step)); }), files);
-  for (int i = 0; i < 4; ++i) {
-    const SystemCalls calls(folder_, failing("fsync", i, EIO));
-    EXPECT_THAT(error_of([&] { save_checkpoint(folder_ / "a", a_checkpoint(3)); }),
-                HasSubstr("failed: Input/output error"))
-        << files[static_cast<size_t>(i)];
-    EXPECT_EQ(load_checkpoint(folder_ / "a").step, 2);
-    EXPECT_THAT(names(), ElementsAre("a"));
-  }
-  EXPECT_THAT(synced([&] { remove_checkpoint(folder_ / "a"); }), ElementsAre("."));
-}
-
-TEST_F(SystemCallsTest, ACheckpointThatIsBeingWrittenIsNoLeftover) {
-  int looked = 0;
-  {
-    const SystemCalls calls(folder_, [&](const Call& call) {
-      if (call.name == "fsync" && call.file.filename() == "manifest.json") {
-        ++looked;
-        EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
-      }
-      return Answer{};
-    });
-    EXPECT_EQ(error_of([&] { save_checkpoint(folder_ / "a", a_checkpoint(1)); }), "no error");
-  }
-  EXPECT_EQ(looked, 1);
-  EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
 }
 
 TEST_F(SystemCallsTest, ReadsGoOnAfterASignalAndInPieces) {
@@ -361,66 +311,6 @@ TEST_F(SystemCallsTest, WhatIsInterruptedOrTakenIsTriedAgain) {
   EXPECT_EQ(load_checkpoint(folder_ / "c").step, 1);
 }
 
-TEST_F(SystemCallsTest, ACheckpointThatCannotBeMadeLeavesNothing) {
-  const auto error = [&](const char* call, int number, int code) {
-    const SystemCalls calls(folder_, failing(call, number, code));
-    return error_of([&] { save_checkpoint(folder_ / "a", a_checkpoint(1)); });
-  };
-  EXPECT_THAT(error("mkdir", 0, ENOSPC), HasSubstr("creating a temporary folder beside it failed: No space"));
-  EXPECT_THAT(error("open", 0, EMFILE),
-              HasSubstr("opening a temporary folder beside it failed: Too many open"));
-  EXPECT_THAT(error("open", 1, EMFILE), HasSubstr("weights.safetensors': creating it failed: Too many open"));
-  EXPECT_THAT(error("close", 0, EDQUOT), HasSubstr("weights.safetensors': closing failed: Disk quota"));
-  EXPECT_THAT(error("rename", 0, EIO), HasSubstr("moving it into place failed: Input/output error"));
-  EXPECT_THAT(names(), IsEmpty());
-}
-
-TEST_F(SystemCallsTest, WhereFoldersCannotBeExchangedTheyAreMovedOneByOne) {
-  save_checkpoint(folder_ / "a", a_checkpoint(1));
-  int64_t step = 1;
-  for (const int error : {EINVAL, ENOSYS}) {
-    const SystemCalls calls(folder_, failing("renameat2", 0, error));
-    save_checkpoint(folder_ / "a", a_checkpoint(++step));
-    EXPECT_EQ(load_checkpoint(folder_ / "a").step, step);
-  }
-  const auto error = [&](const char* call, int number, int code) {
-    const SystemCalls calls(folder_, [&, fails = failing(call, number, code)](const Call& each) mutable {
-      return each.name == "renameat2" && call != each.name ? Answer{.error = ENOSYS} : fails(each);
-    });
-    return error_of([&] { save_checkpoint(folder_ / "a", a_checkpoint(9)); });
-  };
-  EXPECT_THAT(error("renameat2", 0, EIO), HasSubstr("moving it into place failed: Input/output error"));
-  EXPECT_THAT(error("rename", 0, EIO), HasSubstr("moving it into place failed: Input/output error"));
-  EXPECT_THAT(error("rename", 1, EIO), HasSubstr("moving it into place failed: Input/output error"));
-  EXPECT_EQ(load_checkpoint(folder_ / "a").step, step);
-  EXPECT_THAT(names(), ElementsAre("a"));
-}
-
-// A file system without locks cannot keep runs apart, and an error of an earlier call says nothing.
-TEST_F(SystemCallsTest, WorksOnAFileSystemWithoutLocks) {
-  const auto lock_both = [&] {
-    errno = EWOULDBLOCK;
-    const FolderLock lock(folder_);
-    errno = EWOULDBLOCK;
-    AppendFile(folder_ / "rows", AppendFile::Mode::kContinue).append("1\n");
-  };
-  EXPECT_EQ(error_of(lock_both), "no error");
-  const SystemCalls calls(
-      folder_, [](const Call& call) { return call.name == "flock" ? Answer{.error = ENOLCK} : Answer{}; });
-  EXPECT_EQ(error_of(lock_both), "no error");
-  EXPECT_EQ(content_of(folder_ / "rows"), "1\n1\n");
-}
-
-TEST_F(SystemCallsTest, ALeftoverThatSomebodyElseRemovesIsNotNamed) {
-  write(folder_ / (".file.tmp-" + std::to_string(::getpid()) + "-99999"), "left over");
-  const SystemCalls calls(folder_, [&](const Call& call) {
-    if (call.name == "flock") fs::remove(folder_ / call.file);
-    return Answer{};
-  });
-  EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
-  EXPECT_THAT(names(), IsEmpty());
-}
-
 TEST_F(SystemCallsTest, AnEventFileOfAMachineWithoutANameHasADashForIt) {
   const SystemCalls calls(folder_, failing("gethostname", 0, ENAMETOOLONG));
   const EventFileWriter file(folder_);
@@ -443,34 +333,6 @@ TEST_F(SystemCallsTest, AnEventFileHasTheMachinesWholeName) {
   EXPECT_EQ(host_in_name({.bytes = 1}), "-") << "it is empty";
 }
 
-// The holder of a lock removes its file, which another process may have opened already.
-TEST_F(SystemCallsTest, ALockWhoseFileWasRemovedMeanwhileIsTakenAgain) {
-  int locked = 0;
-  const SystemCalls calls(folder_, [&](const Call& call) {
-    if (call.name == "flock" && locked++ == 0) fs::remove(folder_ / ".lock");
-    return Answer{};
-  });
-  const FolderLock lock(folder_);
-  EXPECT_EQ(locked, 2);
-  EXPECT_THAT(error_of([&] { FolderLock second(folder_); }), HasSubstr("is in use by this process"));
-}
-
-TEST_F(SystemCallsTest, WorksOnAFileSystemWhoseInodeNumbersDoNotLast) {
-  int locked = 0;
-  const SystemCalls calls(folder_, [&](const Call& call) {
-    locked += call.name == "flock";
-    return Answer{.other_inode = call.name == "fstat"};
-  });
-  const FolderLock lock(folder_);
-  EXPECT_EQ(locked, 100) << "it stops to look for the same number";
-  fs::create_directory(folder_ / "run");
-  const HeldFolder held(folder_ / "run");
-  fs::remove(folder_ / "run");
-  EXPECT_TRUE(held.is_lost());
-  fs::create_directory(folder_ / "run");
-  EXPECT_FALSE(held.is_lost()) << "it may be the same one under another number";
-}
-
 TEST_F(SystemCallsTest, AModelOfSeveralFilesThatCannotBeSyncedLeavesNothing) {
   SafetensorsHeader header;
   for (const char* name : {"a", "b"}) header.tensors[name] = {at::kByte, {1}, 0, 0};
@@ -479,7 +341,7 @@ TEST_F(SystemCallsTest, AModelOfSeveralFilesThatCannotBeSyncedLeavesNothing) {
         lay_out_safetensors(folder_ / "net", header, 1),
         [](const std::string& /*name*/, const TakeElements& take) { take(at::ones({1}, at::kByte)); });
   };
-  const auto files = static_cast<int>(synced(write_model).size());
+  const auto files = static_cast<int>(synced(folder_, write_model).size());
   EXPECT_GE(files, 6) << "two shards and the index, and the folder after each";
   fs::remove_all(folder_ / "net");
   for (int number = 0; number < files; ++number) {

@@ -93,6 +93,21 @@ std::function<Answer(const Call&)> failing(const std::string& name, int number, 
   };
 }
 
+std::vector<std::string> synced(const fs::path& folder, const std::function<void()>& body) {
+  std::vector<std::string> files;
+  const SystemCalls calls(folder, [&](const Call& call) {
+    const std::string file = call.file.string();
+    const size_t temporary = file.find(".tmp-");
+    const size_t end = std::min(file.find('/', std::min(temporary, file.size())), file.size());
+    if (call.name == "fsync")
+      files.push_back(temporary == std::string::npos ? file
+                                                     : file.substr(0, temporary + 4) + file.substr(end));
+    return Answer{};
+  });
+  body();
+  return files;
+}
+
 }  // namespace mantissa
 
 /// O_TMPFILE has the bit of O_DIRECTORY, which takes no mode.

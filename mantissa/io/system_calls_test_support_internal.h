@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <vector>
 
 namespace mantissa {
 
@@ -43,5 +44,8 @@ std::filesystem::path path_of(int fd);
 
 /// Makes the `number`-th call of `name` fail with `error`, counted from 0.
 std::function<Answer(const Call&)> failing(const std::string& name, int number, int error);
+
+/// Returns the files below `folder` that `body` syncs, in this order. A temporary name is cut to what it begins with.
+std::vector<std::string> synced(const std::filesystem::path& folder, const std::function<void()>& body);
 
 }  // namespace mantissa
