@@ -1,5 +1,6 @@
 #include "mantissa/trainer/classification_task.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
@@ -139,7 +140,10 @@ struct Chunked {
     net->push_back(torch::nn::Linear(4, 5));
   }
   at::Tensor hidden(const at::Tensor& x) { return (*net)[0]->as<torch::nn::Linear>()->forward(x); }
-  at::Tensor output(const at::Tensor& x) { return (*net)[1]->as<torch::nn::Linear>()->forward(x); }
+  at::Tensor output(const at::Tensor& x) {
+    largest_output = std::max(largest_output, x.size(0));
+    return (*net)[1]->as<torch::nn::Linear>()->forward(x);
+  }
   std::string set_chunk(int64_t chunk, bool has_hidden = true, bool has_output = true) {
     const ClassificationTask::Forward first = [this](const at::Tensor&x) { return hidden(x); },
                                       last = [this](const at::Tensor&x) { return output(x); };
@@ -148,22 +152,28 @@ struct Chunked {
   }
   std::shared_ptr<torch::nn::SequentialImpl> net = std::make_shared<torch::nn::SequentialImpl>();
   ClassificationTask task;
+  int64_t largest_output = 0;  ///< the most positions in one call of output()
 };
 
 TEST(ClassificationTask, AChunkedLossIsTheLoss) {
   Chunked chunked;
-  const Batch batch{torch::randn({7, 3}), torch::tensor({0, 1, 2, 3, 4, 0, 1}, at::kLong), {}};
+  const at::Tensor x = torch::randn({7, 3}), best = chunked.output(chunked.hidden(x)).argmax(1);
+  // Some predictions are right, and some are wrong.
+  const Batch batch{x, at::where(at::arange(7) < 4, best, (best + 1) % 5), {}};
   ListLoader data({batch});
   Trainer trainer({.precision = "32-true", .device = "cpu"});
   const double loss = chunked.task.training_step(batch, 0).item<double>();
   const Metrics tested = trainer.test(chunked.task, data), validated = trainer.validate(chunked.task, data);
+  EXPECT_NEAR(tested.at("test_accuracy"), 4 / 7.0, 1e-6);
   for (const int64_t chunk : {1, 3, 7}) {
     EXPECT_EQ(chunked.set_chunk(chunk), "no error");
+    chunked.largest_output = 0;
     // The sum over chunks is rounded in another order.
     EXPECT_NEAR(chunked.task.training_step(batch, 0).item<double>(), loss, 1e-5);
     EXPECT_NEAR(trainer.test(chunked.task, data).at("test_loss"), tested.at("test_loss"), 1e-5);
     EXPECT_NEAR(trainer.validate(chunked.task, data).at("val_loss"), validated.at("val_loss"), 1e-5);
     EXPECT_EQ(trainer.test(chunked.task, data).at("test_accuracy"), tested.at("test_accuracy"));
+    EXPECT_EQ(chunked.largest_output, chunk);
   }
 }
 

@@ -202,8 +202,6 @@ class MemoryCounter final : public Callback {
   /// Runs before any batch is on its way to a GPU.
   void on_train_start(Trainer& trainer) override {
     plan.precision = trainer.precision().name();
-    trainer.module()->zero_grad();  // an earlier pass's gradients would be freed during the count
-    for (const OptimizerConfig& config : trainer.optimizers()) config.optimizer->zero_grad();
     make_workspaces(trainer.device());
     live_ = std::make_shared<LiveBytes>(trainer.device().type());
     guard_.emplace(c10::DebugInfoKind::PROFILER_STATE, live_);
@@ -249,8 +247,6 @@ class MemoryCounter final : public Callback {
     plan.peak = older + live_->peak();
     if (batch.batch_index > 0) trainer.stop("the count is complete");
   }
-
-  void teardown(Trainer& /*trainer*/, Stage /*stage*/) override { guard_.reset(); }
 
  private:
   std::shared_ptr<LiveBytes> live_;

@@ -82,6 +82,52 @@ TEST(MemoryPlan, EveryNumberOfAModeIsKnown) {
   }
 }
 
+TEST(MemoryPlan, BuffersOfEveryLayoutCount) {
+  OneLayer task;
+  const auto plan = [&] {
+    return plan_memory(task, some_batch(), {.precision = "32-true", .device = "cpu"});
+  };
+  const MemoryPlan dense = plan();
+  task.net->register_buffer("sparse", torch::eye(3).to_sparse());
+  EXPECT_EQ(plan().buffers, dense.buffers + 3 * (4 + 2 * 8)) << "three values, each with two indices";
+  task.net->register_buffer("opaque", torch::ones({4, 4}).to_mkldnn());
+  const MemoryPlan all = plan();
+  EXPECT_EQ(all.buffers, dense.buffers + 60 + 64) << "it has no storage";
+  EXPECT_EQ(all.activations, dense.activations) << "no buffer is one";
+}
+
+TEST(MemoryPlan, GradientsOfAnEarlierPassChangeNothing) {
+  const auto plan = [](bool has_gradients) {
+    OneLayer task;
+    task.net->register_parameter("unused", torch::ones({5}));
+    if (has_gradients)
+      for (at::Tensor& parameter : task.net->parameters())
+        parameter.mutable_grad() = torch::ones_like(parameter);
+    return plan_memory(task, some_batch(), {.precision = "32-true", .device = "cpu"});
+  };
+  const MemoryPlan with = plan(true), without = plan(false);
+  EXPECT_EQ(with.gradients, without.gradients);
+  EXPECT_EQ(with.activations, without.activations);
+  EXPECT_EQ(with.peak, without.peak);
+}
+
+/// Keeps one byte of each forward pass.
+struct KeepsAByte final : OneLayer {
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    kept = torch::ones({1}, at::kByte);
+    return OneLayer::training_step(batch, index);
+  }
+  at::Tensor kept;
+};
+
+TEST(MemoryPlan, TheSmallestActivationCounts) {
+  OneLayer task;
+  KeepsAByte with_byte;
+  const TrainerOptions options{.precision = "32-true", .device = "cpu"};
+  EXPECT_EQ(plan_memory(with_byte, some_batch(), options).activations,
+            plan_memory(task, some_batch(), options).activations + 1);
+}
+
 TEST(MemoryPlan, MastersAreFloat32WithTheirGradientsAndStates) {
   OneLayer task(/*momentum=*/0.9);
   TrainerOptions options{.precision = "bf16-true", .device = "cpu"};
@@ -278,15 +324,19 @@ TEST(MemoryPlan, WhatOnlyTheFirstStepNeedsIsNotInThePeak) {
 
 struct OfImages final : OneLayer {
   at::Tensor training_step(const Batch& batch, int64_t index) override {
+    is_channels_last = batch.data.is_contiguous(at::MemoryFormat::ChannelsLast);
     return OneLayer::training_step({batch.data.mean({2, 3}), batch.target, {}}, index);
   }
+  bool is_channels_last = false;
 };
 
 TEST(MemoryPlan, ACopyOfTheBatchIsNoActivation) {
   const Batch images{torch::rand({kSamples, kIn, 4, 4}), torch::zeros({kSamples}, at::kLong), {}};
   const auto activations = [&](bool is_copied) {
     OfImages task;
-    return plan_memory(task, images, {.device = "cpu", .channels_last = is_copied}).activations;
+    const MemoryPlan plan = plan_memory(task, images, {.device = "cpu", .channels_last = is_copied});
+    EXPECT_EQ(task.is_channels_last, is_copied);
+    return plan.activations;
   };
   EXPECT_EQ(activations(true), activations(false));
 }
@@ -437,8 +487,10 @@ TEST(MemoryPlan, IsOfTheRunThatTheOptionsDescribe) {
     bool benchmark = false;
   } task;
   OneLayer apex;
-  const TrainerOptions flags{.amp_backend = "apex", .amp_level = "O2", .device = "cpu"};
-  EXPECT_EQ(plan_memory(apex, some_batch(), flags).precision, "O2");
+  for (const std::string level : {"O1", "O2"}) {
+    const TrainerOptions flags{.amp_backend = "apex", .amp_level = level, .device = "cpu"};
+    EXPECT_EQ(plan_memory(apex, some_batch(), flags).precision, level);
+  }
   const bool before = at::globalContext().benchmarkCuDNN();
   for (const bool benchmark : {true, false}) {
     plan_memory(task, some_batch(), {.device = "cpu", .benchmark = benchmark});
