@@ -32,7 +32,7 @@ Scored score(const ClassificationTask::Forward& forward, const Batch& batch) {
   const at::Tensor& target = batch.target;
   const bool has_shares = target.defined() && target.is_floating_point();
   TORCH_CHECK_VALUE(
-      target.defined() && logits.dim() > 0 &&
+      target.defined() && logits.dim() > 1 &&
           (has_shares ? logits.sizes() : logits.sizes().slice(0, logits.dim() - 1)) == target.sizes(),
       "ClassificationTask: logits ", logits.sizes(), " do not fit ",
       has_shares ? "floating-point targets " : "targets ",

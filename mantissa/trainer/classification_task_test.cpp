@@ -131,8 +131,7 @@ TEST(ClassificationTask, SixteenBitLogitsAreScoredInFloat32) {
 struct Chunked {
   Chunked()
       : task(
-            net,
-            [this](const at::Tensor& x) { return (*net)[1]->as<torch::nn::Linear>()->forward(hidden(x)); },
+            net, [this](const at::Tensor& x) { return output(hidden(x)); },
             [](torch::nn::Module& module) {
               return OptimizerConfig{std::make_shared<torch::optim::SGD>(module.parameters(), 0.5)};
             }) {
@@ -185,12 +184,16 @@ TEST(ClassificationTask, AChunkedLossNeedsBothPartsAndAChunk) {
   EXPECT_THAT(chunked.set_chunk(0), testing::HasSubstr("in chunks of 0 positions; give at least 1"));
 }
 
-TEST(ClassificationTask, ABatchWithoutATargetIsRefused) {
-  Chunked chunked;
-  EXPECT_THAT(error_of([&] {
-                chunked.task.training_step({torch::ones({2, 3}), {}, {}}, 0);
-              }),
-              testing::HasSubstr("do not fit targets (none)"));
+TEST(ClassificationTask, ABatchWithoutATargetOrWithoutSamplesIsRefused) {
+  const auto error = [](const at::Tensor& logits, const at::Tensor& target) {
+    return error_of([&] { of_logits().training_step({logits, target, {}}, 0); });
+  };
+  EXPECT_THAT(error(torch::ones({2, 3}), {}), testing::HasSubstr("do not fit targets (none)"));
+  EXPECT_THAT(error(torch::ones({0, 3}), {}), testing::HasSubstr("do not fit targets (none)"));
+  EXPECT_THAT(error(torch::ones({3}), torch::tensor(1)),
+              testing::HasSubstr("logits [3] do not fit targets []"));
+  EXPECT_THAT(error(torch::ones({}), torch::tensor(1)),
+              testing::HasSubstr("logits [] do not fit targets []"));
 }
 
 }  // namespace

@@ -131,6 +131,22 @@ TEST_F(Fallbacks, BeginsAnewWithoutAGoodCheckpointAndEndsWithTheLastMode) {
   EXPECT_THAT(result.fit.stopped_by, HasSubstr("DivergenceMonitor"));
 }
 
+TEST_F(Fallbacks, AFinishedTrainingAndOneWithoutStepsAreNoErrors) {
+  const auto steps = [&](bool resume, int64_t max_steps) {
+    return fit_with_fallback(options(resume),
+                             [&](const std::string& mode, const auto& monitor, const auto& from) {
+                               Product task;
+                               return fit(task, mode, monitor, from, max_steps);
+                             })
+        .fit.steps;
+  };
+  EXPECT_EQ(steps(/*resume=*/false, 0), 0);
+  EXPECT_EQ(steps(/*resume=*/true, 4), 4);
+  EXPECT_EQ(steps(/*resume=*/true, 4), 4);
+  const auto ends_at_once = [](const auto&...) { return FitResult{}; };
+  EXPECT_EQ(fit_with_fallback(options(/*resume=*/true), ends_at_once).fit.steps, 0);
+}
+
 TEST_F(Fallbacks, RefusesWhatCannotWork) {
   const auto error = [&](const FallbackOptions& wrong, bool uses_monitor = true) {
     return error_of([&] {
