@@ -319,6 +319,30 @@ TEST(Strategy, LbfgsTakesTheSameStepsInAllProcesses) {
   });
   EXPECT_NE(outcomes[0].weight, 0);
   EXPECT_EQ(outcomes[0].weight, outcomes[1].weight);
+  Task task;
+  const double alone = train(task, {}, values[0]).weight;
+  for (const Outcome& outcome : in_two([&](size_t, const auto& strategy) {
+         Task same;
+         return train(same, {.strategy = strategy}, values[0]);
+       }))
+    EXPECT_EQ(outcome.weight, alone) << "the mean of equal losses is that loss";
+}
+
+TEST(Strategy, ALbfgsClosureWithoutALossIsNamed) {
+  struct Task final : OneWeight {
+    bool automatic_optimization() const override { return false; }
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::LBFGS>(net->parameters())}};
+    }
+    at::Tensor training_step(const Batch&, int64_t) override {
+      optimizers().step([] { return at::Tensor(); });
+      return {};
+    }
+  } task;
+  const auto strategy = std::make_shared<Diary>();
+  strategy->world = 2;
+  EXPECT_THAT(error_of([&] { train(task, {.strategy = strategy}, {1}); }),
+              HasSubstr("LBFGS compares losses, so every batch needs one"));
 }
 
 TEST(Strategy, ASignalInOneProcesssValidationCutsItShortInAll) {

@@ -488,5 +488,15 @@ TEST(FitRun, ATrainerThatHasNotRunHasNothing) {
   EXPECT_TRUE(trainer.callback_metrics().empty());
 }
 
+TEST(FitRun, AFewBatchesMayAllBeWithoutASample) {
+  const Batch empty{torch::zeros({0, 1}), torch::zeros({0}, at::kLong), {}};
+  const Batch one{torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}};
+  ListLoader data({empty, one});
+  OneWeight task;
+  Trainer trainer({.device = "cpu", .limit_train_batches = 1, .limit_val_batches = 1});
+  EXPECT_EQ(trainer.fit(task, data).epochs, 1) << "the loader has others";
+  EXPECT_TRUE(trainer.validate(task, data).empty());
+}
+
 }  // namespace
 }  // namespace mantissa::fit_run_test

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -99,6 +101,44 @@ TEST(Lbfgs, TheOriginOfAnInfiniteGradientIsFound) {
   testing::internal::CaptureStderr();
   Trainer({.device = "cpu", .trace_nonfinite = true, .callbacks = {recorder}}).fit(task, train);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("in the derivative of aten::sqrt"));
+}
+
+TEST(Lbfgs, OnlyTheEvaluationThatIsNotFiniteIsRunAgain) {
+  struct BreaksInBatchOne final : Minimizes {
+    at::Tensor loss_of(const at::Tensor& weight, const at::Tensor& x) override {
+      return x.item<float>() == 5 ? Minimizes::loss_of(weight, x) : torch::log(weight - 100).sum();
+    }
+  };
+  const auto evaluations = [](bool traces) {
+    BreaksInBatchOne task;
+    ListLoader train = loader_of({5, 6});
+    testing::internal::CaptureStderr();
+    Trainer({.device = "cpu", .trace_nonfinite = traces}).fit(task, train);
+    EXPECT_EQ(traces, testing::internal::GetCapturedStderr().find("batch 1 of epoch 0") != std::string::npos);
+    return task.evaluations;
+  };
+  EXPECT_EQ(evaluations(true), evaluations(false) + 1);
+}
+
+TEST(Lbfgs, AUsersModeUnscalesTheGradientsOfEachEvaluation) {
+  struct Doubles final : Precision {
+    Doubles() : Precision("doubles") {}
+    void backward(const at::Tensor& loss, const LossHook& before) override {
+      Precision::backward(loss * 2, before);
+    }
+    void unscale_gradients(torch::optim::Optimizer& optimizer) override {
+      for (const at::Tensor& parameter : main_params(optimizer)) parameter.mutable_grad().div_(2);
+    }
+  };
+  const auto weight = [](std::shared_ptr<Precision> precision) {
+    Minimizes task;
+    ListLoader train = loader_of({5});
+    TrainerOptions options{.device = "cpu"};
+    options.precision_plugin = std::move(precision);
+    Trainer(options).fit(task, train);
+    return task.weight();
+  };
+  EXPECT_EQ(weight(std::make_shared<Doubles>()), weight(nullptr));
 }
 
 /// Steps by itself, with a closure.

@@ -1,4 +1,5 @@
 // Tests the parts of a run that count: its position, its metrics, and what a boundary decides from them.
+#include <chrono>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <string>
@@ -58,6 +59,14 @@ TEST(Progress, EveryEpochThatIsOverHadABatch) {
   EXPECT_EQ(refusal(saved_at(7, 0, 0, "4")), "no error") << "another program may count epochs alone";
 }
 
+TEST(Progress, OfACheckpointThatKnowsNoRetriesHasNone) {
+  Progress progress;
+  Differences differences;
+  const StateDict state = saved_at(1, 0, 4, "4");
+  progress.load(StateReader(state), differences);
+  EXPECT_EQ(progress.retries(), 0);
+}
+
 TEST(Progress, TheBatchesOfAnEpochAreACount) {
   const std::string largest = std::to_string(kMaxCount);
   for (const std::string& good : {std::string("0"), std::string("4"), largest})
@@ -102,6 +111,16 @@ TEST(Decisions, NoEpochsAreOverAtOnceAndLeaveNothingToValidate) {
   const Decision decision = fit.between_epochs(0);
   EXPECT_TRUE(decision.end);
   EXPECT_FALSE(decision.validate);
+}
+
+TEST(Decisions, TimeIsUpAtTheLimitItself) {
+  Fit fit({.max_epochs = -1, .max_time = std::chrono::milliseconds(1'000'000'000'000'000)});
+  StateDict state = saved_at(0, 0, 0, "4");
+  state.insert_or_assign("seconds", 1e12);  // a double has no room for the microseconds that follow
+  Differences differences;
+  fit.progress = Progress();
+  fit.progress.load(StateReader(state), differences);
+  EXPECT_TRUE(fit.between_epochs(0).end);
 }
 
 TEST(Decisions, ASingleBatchIsValidatedWhereTheRunEnds) {

@@ -22,6 +22,7 @@
 #include "mantissa/trainer/trainer.h"
 #include "mantissa/weights/named_parts.h"
 #include "mantissa/weights/packed_weight.h"
+#include "mantissa/weights/replace_weight.h"
 
 namespace mantissa::quantized_runs_test {
 namespace {
@@ -29,6 +30,7 @@ namespace {
 using test::same_bits;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 using Tensors = std::map<std::string, at::Tensor>;
 
@@ -149,6 +151,31 @@ TEST_F(QuantizedRuns, AFloatRunRestoresAQuantizedCheckpoint) {
                     HasSubstr("2 weights are restored from 4 or 8 bits and train again")));
   EXPECT_FALSE(is_packed(resumed.net->parameters()[0]));
   EXPECT_TRUE(resumed.net->parameters()[0].requires_grad());
+}
+
+/// Wraps a frozen weight as an adapter does.
+struct Wrapped final : PackedData {
+  explicit Wrapped(at::Tensor weight) : inner(std::move(weight)) {}
+  std::string description() const override { return "wrapped"; }
+  at::IntArrayRef sizes() const override { return inner.sizes(); }
+  Parts parts() const override { return {{"", inner}}; }
+  PackedDataPtr with_parts(Parts parts) const override { return with_base(parts.at("")); }
+  PackedDataPtr with_values(const at::Tensor& values, const std::string&) const override {
+    return with_base(values);
+  }
+  at::Tensor dequantize(at::ScalarType dtype) const override { return inner.to(dtype); }
+  at::Tensor base() const override { return inner; }
+  PackedDataPtr with_base(const at::Tensor& base) const override { return std::make_shared<Wrapped>(base); }
+  at::Tensor inner;
+};
+
+TEST_F(QuantizedRuns, WhatIsRestoredUnderAnAdapterDoesNotTrainAgain) {
+  TwoLayers begun, resumed;
+  train(begun, options("nf4-dq", 1));
+  at::Tensor& weight = resumed.net->ptr<torch::nn::LinearImpl>(0)->weight;
+  replace_weight(weight, make_packed_weight(std::make_shared<Wrapped>(weight.detach().clone())));
+  EXPECT_THAT(warning_of(resumed, options("32-true", 2)),
+              AllOf(HasSubstr("2 weights are restored from 4 or 8 bits"), Not(HasSubstr("train again"))));
 }
 
 /// A layer that the resumed run ignores gets the values of its codes.

@@ -475,5 +475,24 @@ TEST_F(Resume, ACheckpointHasTheAveragedWeightsAndResumesWithTheTrainedOnes) {
   EXPECT_EQ(rest.weight(), all.weight());
 }
 
+TEST_F(Resume, AnEpochThatIsShorterNowIsOver) {
+  Draws begun, rest;
+  begun.raises = "fff";
+  fit(begun, "run", {.max_epochs = 1, .overfit_batches = 4});
+  EXPECT_EQ(fit(rest, "run", {.max_epochs = 1, .overfit_batches = 2}, "run").epochs, 1);
+  EXPECT_EQ(rest.calls, "vv") << "the two batches of validation";
+}
+
+TEST_F(Resume, MasterWeightsOfAnotherShapeAreRefused) {
+  struct Wide final : Draws {
+    Wide() { net = torch::nn::Linear(torch::nn::LinearOptions(2, 1).bias(false)); }
+  } wide;
+  Draws begun;
+  const TrainerOptions options{.precision = "bf16-true", .precision_options = {.master_weights = true}};
+  fit(begun, "run", options);
+  EXPECT_THAT(error_of([&] { fit(wide, "wide", options, "run"); }),
+              HasSubstr("has a master weight 'weight' with a different shape from the weight; resume with"));
+}
+
 }  // namespace
 }  // namespace mantissa::resume_test

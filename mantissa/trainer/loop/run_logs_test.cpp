@@ -141,6 +141,18 @@ TEST(RunLogs, OneThatFailsIsLeftOutAndTheOthersGetTheirs) {
   EXPECT_EQ(good->lines.size(), 5U);
 }
 
+TEST(RunLogs, OneThatIsGivenTwiceFailsWithOneWarning) {
+  const auto bad = std::make_shared<RecordingLogger>();
+  bad->fails = true;
+  LogsX task;
+  ListLoader train = loader_of({1});
+  testing::internal::CaptureStderr();
+  Trainer({.device = "cpu", .loggers = {bad, bad}}).fit(task, train);
+  const std::string warnings = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(warnings, HasSubstr("logger failed"));
+  EXPECT_EQ(warnings.find("logger failed"), warnings.rfind("logger failed"));
+}
+
 TEST(RunLogs, ValidateAndTestAreRows) {
   const auto recording = std::make_shared<RecordingLogger>();
   Trainer trainer({.device = "cpu", .loggers = {recording}});

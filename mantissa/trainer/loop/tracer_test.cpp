@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -282,6 +283,59 @@ TEST(Tracer, FindsASumThatOverflowsOverTheWindow) {
   EXPECT_THAT(warnings[0], HasSubstr("the sum of the window's gradients of 'weight'"));
   EXPECT_THAT(warnings[0], HasSubstr("the loss scale is fixed at 4"));
   EXPECT_THAT(origins->causes, ElementsAre(NonFiniteCause::kAccumulation));
+}
+
+TEST(Tracer, ASumThatOverflowsWithoutAScaleIsNotBlamedOnOne) {
+  // Each batch's gradient is 6e38 / 2, and the sum of two is beyond float32.
+  OneWeight task([](const at::Tensor& y, int64_t) { return (y * 2 * 3e38).sum(); });
+  const auto warnings = warnings_of(task, 2, {.precision = "32-true", .accumulate_grad_batches = 2});
+  ASSERT_EQ(warnings.size(), 1);
+  EXPECT_THAT(warnings[0], HasSubstr("the sum of the window's gradients of 'weight'"));
+  EXPECT_THAT(warnings[0],
+              HasSubstr("Cure: the loss is not scaled, so this gradient is too large by itself"));
+}
+
+TEST(Tracer, ABatchThatIsLeftOutIsNotTheOrigin) {
+  OneWeight task([](const at::Tensor& y, int64_t batch) {
+    return batch == 0 ? at::Tensor() : torch::log(y.to(at::kFloat) - 1).sum();
+  });
+  const auto warnings = warnings_of(task, 2, {.precision = "16-mixed", .accumulate_grad_batches = 2});
+  ASSERT_EQ(warnings.size(), 1);
+  EXPECT_THAT(warnings[0], HasSubstr("batch 1 of epoch 0: forward: aten::log"));
+}
+
+TEST(Tracer, ParametersWithoutAGradientOrValuesHideNoFault) {
+  struct Net final : torch::nn::Module {
+    at::Tensor empty = register_parameter("empty", torch::zeros({0}));
+    at::Tensor unused = register_parameter("unused", torch::zeros({1}));
+    at::Tensor weight = register_parameter("weight", torch::zeros({1}));
+  };
+  struct Roots final : Task {
+    torch::nn::Module& module() override { return net; }
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::SGD>(net.parameters(), 0.0)}};
+    }
+    at::Tensor training_step(const Batch&, int64_t) override {
+      return net.empty.sum() + torch::sqrt(net.weight).sum();
+    }
+    Net net;
+  } task;
+  const auto warnings = warnings_of(task, 1, {.precision = "32-true"});
+  ASSERT_EQ(warnings.size(), 1);
+  EXPECT_THAT(warnings[0], HasSubstr("in the derivative of aten::sqrt"));
+}
+
+TEST(Tracer, AWindowThatCannotBeRunAgainIsReportedAFewTimes) {
+  std::set<int64_t> seen;
+  OneWeight task([&](const at::Tensor& y, int64_t batch) {
+    TORCH_CHECK(seen.insert(batch).second, "no second pass");
+    return torch::log(y - 1).sum();
+  });
+  const auto warnings = warnings_of(task, TrainerOptions::kMaxTraces + 2, {.precision = "32-true"});
+  ASSERT_EQ(warnings.size(), TrainerOptions::kMaxTraces);
+  EXPECT_THAT(warnings[0],
+              HasSubstr("the window that ends with batch 0 of epoch 0 could not be run again: no "
+                        "second pass"));
 }
 
 TEST(Tracer, SaysWhenItCannotFindIt) {

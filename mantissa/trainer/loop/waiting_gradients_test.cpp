@@ -36,10 +36,10 @@ struct Manual : OneWeight {
   int batches = 0, raises_at = -1;
 };
 
-/// Steps after every third batch, a weight and a parameter outside the module.
+/// Steps after every third batch: a weight, a parameter outside the module, and one that no loss depends on.
 struct EveryThird final : Manual {
   std::vector<OptimizerConfig> configure_optimizers() override {
-    return {{std::make_shared<torch::optim::SGD>(std::vector<at::Tensor>{net->weight, own}, 0.125)}};
+    return {{std::make_shared<torch::optim::SGD>(std::vector<at::Tensor>{net->weight, unused, own}, 0.125)}};
   }
   void train(const at::Tensor& x) override {
     manual_backward((net->weight * x).sum() + (own * x).sum());
@@ -47,7 +47,8 @@ struct EveryThird final : Manual {
     optimizers().step();
     optimizers().zero_grad();
   }
-  at::Tensor own = torch::zeros({1}).set_requires_grad(true);
+  at::Tensor own = torch::zeros({1}).set_requires_grad(true),
+             unused = own.clone().detach().set_requires_grad(true);
 };
 
 /// Clips the gradients of odd batches, and uses them in the step of the next batch.
@@ -201,10 +202,29 @@ TEST_F(WaitingGradients, ThatAStepHasUsedAreNotKept) {
       manual_backward((net->weight * x).sum());
       optimizers().step();
     }
-  } task;
-  fit(task, "run", {});
+  } rest;
+  EXPECT_EQ(interrupted(rest, 3, "run", {}, {}), "");
+  EXPECT_EQ(rest.weight(), -21);
   const Manifest manifest = read_manifest(folder_ / "run" / "last");
   EXPECT_TRUE(StateReader(manifest.state, "").at("waiting_gradients").at(0).is_null());
+}
+
+TEST_F(WaitingGradients, ThatFitNoParameterAreRefused) {
+  EveryThird begun;
+  begun.raises_at = 5;
+  fit(begun, "run", {});
+  const Checkpoint saved = load_checkpoint(folder_ / "run" / "last");
+  const auto error_with = [&](const std::string& number, const at::Tensor& gradient) {
+    Checkpoint changed = saved;
+    StateValue& waiting = changed.state.at("waiting_gradients").get_if<StateList>()->at(0);
+    waiting.get_if<StateDict>()->at("gradients").get_if<StateDict>()->insert_or_assign(number, gradient);
+    save_checkpoint(folder_ / "changed", changed);
+    EveryThird rest;
+    return error_of([&] { fit(rest, "rest", {}, "changed"); });
+  };
+  EXPECT_THAT(error_with("0", at::zeros({3})),
+              HasSubstr("has a different shape from its parameter; resume with"));
+  EXPECT_THAT(error_with("7", at::zeros({1})), HasSubstr("belong to other parameters; resume with"));
 }
 
 }  // namespace
