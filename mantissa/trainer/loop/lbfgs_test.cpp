@@ -132,7 +132,7 @@ TEST(Lbfgs, AUsersModeUnscalesTheGradientsOfEachEvaluation) {
   };
   const auto weight = [](std::shared_ptr<Precision> precision) {
     Minimizes task;
-    ListLoader train = loader_of({5});
+    ListLoader train = loader_of({0.1});  // LBFGS makes its first step from larger gradients a short one
     TrainerOptions options{.device = "cpu"};
     options.precision_plugin = std::move(precision);
     Trainer(options).fit(task, train);
@@ -175,6 +175,20 @@ TEST(Lbfgs, AManualStepRunsItsClosureWithTheHooksOfEachEvaluation) {
     EXPECT_EQ(std::count(task.trace.begin(), task.trace.end(), 's'), task.evaluations) << lbfgs;
     EXPECT_FALSE(recorder->batches.at(0).loss.requires_grad());
   }
+}
+
+TEST(Lbfgs, AManualStepWithoutAClosureIsRefused) {
+  struct WithoutClosure final : Minimizes {
+    bool automatic_optimization() const override { return false; }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      manual_backward(loss_of(net->weight, batch.data));
+      optimizers().step();
+      return {};
+    }
+  } task;
+  ListLoader train = loader_of({5});
+  EXPECT_THAT(error_of([&] { Trainer({.device = "cpu"}).fit(task, train); }),
+              HasSubstr("LBFGS requires a closure"));
 }
 
 }  // namespace

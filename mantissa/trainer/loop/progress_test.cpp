@@ -113,14 +113,18 @@ TEST(Decisions, NoEpochsAreOverAtOnceAndLeaveNothingToValidate) {
   EXPECT_FALSE(decision.validate);
 }
 
-TEST(Decisions, TimeIsUpAtTheLimitItself) {
-  Fit fit({.max_epochs = -1, .max_time = std::chrono::milliseconds(1'000'000'000'000'000)});
+TEST(Decisions, TimeIsUpAtTheLimitItselfAndNotBefore) {
   StateDict state = saved_at(0, 0, 0, "4");
   state.insert_or_assign("seconds", 1e12);  // a double has no room for the microseconds that follow
-  Differences differences;
-  fit.progress = Progress();
-  fit.progress.load(StateReader(state), differences);
-  EXPECT_TRUE(fit.between_epochs(0).end);
+  const auto is_up = [&](int64_t limit_ms) {
+    Fit fit({.max_epochs = -1, .max_time = std::chrono::milliseconds(limit_ms)});
+    Differences differences;
+    fit.progress = Progress();
+    fit.progress.load(StateReader(state), differences);
+    return fit.between_epochs(0).end;
+  };
+  EXPECT_TRUE(is_up(1'000'000'000'000'000));
+  EXPECT_FALSE(is_up(1'000'100'000'000'000));
 }
 
 TEST(Decisions, ASingleBatchIsValidatedWhereTheRunEnds) {

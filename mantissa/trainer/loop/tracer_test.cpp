@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/host_reads_internal.h"
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/precision/registry.h"
@@ -326,16 +328,40 @@ TEST(Tracer, ParametersWithoutAGradientOrValuesHideNoFault) {
 }
 
 TEST(Tracer, AWindowThatCannotBeRunAgainIsReportedAFewTimes) {
-  std::set<int64_t> seen;
-  OneWeight task([&](const at::Tensor& y, int64_t batch) {
-    TORCH_CHECK(seen.insert(batch).second, "no second pass");
-    return torch::log(y - 1).sum();
-  });
-  const auto warnings = warnings_of(task, TrainerOptions::kMaxTraces + 2, {.precision = "32-true"});
-  ASSERT_EQ(warnings.size(), TrainerOptions::kMaxTraces);
-  EXPECT_THAT(warnings[0],
-              HasSubstr("the window that ends with batch 0 of epoch 0 could not be run again: no "
-                        "second pass"));
+  for (const bool throws : {true, false}) {
+    std::set<int64_t> seen;
+    OneWeight task([&](const at::Tensor& y, int64_t batch) {
+      if (seen.insert(batch).second) return torch::log(y - 1).sum();
+      TORCH_CHECK(!throws, "no second pass");
+      return at::Tensor();
+    });
+    const auto warnings = warnings_of(task, TrainerOptions::kMaxTraces + 2, {.precision = "32-true"});
+    ASSERT_EQ(warnings.size(), TrainerOptions::kMaxTraces);
+    EXPECT_THAT(warnings[0],
+                HasSubstr("the window that ends with batch 0 of epoch 0 could not be run again: "));
+    EXPECT_THAT(warnings[0],
+                HasSubstr(throws ? "no second pass" : "batch 0 returned no loss when it was repeated"));
+  }
+}
+
+TEST(Tracer, AfterItsLastTraceItReadsNothing) {
+  struct Counts final : Callback {
+    void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+      if (batch.batch_index == 1) reads.emplace();
+      if (batch.batch_index == 3) count = reads->count();
+    }
+    std::optional<HostReads> reads;
+    int count = -1;
+  };
+  const auto reads_of = [](bool traces) {
+    OneWeight task(plain);
+    task.net->weight.data().fill_(std::numeric_limits<float>::quiet_NaN());  // ends the tracing in batch 0
+    const auto counts = std::make_shared<Counts>();
+    Batches train(5);
+    Trainer({.device = "cpu", .trace_nonfinite = traces, .callbacks = {counts}}).fit(task, train);
+    return counts->count;
+  };
+  EXPECT_EQ(reads_of(true), reads_of(false));
 }
 
 TEST(Tracer, SaysWhenItCannotFindIt) {
