@@ -113,6 +113,19 @@ TEST(Strategy, AllProcessesScaleByTheLargestMagnitudes) {
   EXPECT_EQ(layer.at("forward").at("scale").to_tensor()[0].item<float>(), 448.F / 7);
 }
 
+TEST(Strategy, OneProcessAloneIsToldOfNoOthers) {
+  struct Asks final : Precision {
+    Asks() : Precision("asks") {}
+    void set_max_reduction(const MaxReduction& /*reduction*/) override { ++reductions; }
+    int reductions = 0;
+  };
+  const auto asks = std::make_shared<Asks>();
+  TrainerOptions options;
+  options.precision_plugin = asks;
+  train(std::move(options), {1});
+  EXPECT_EQ(asks->reductions, 0);
+}
+
 /// Calls `act` after one step of one process.
 struct AtStep final : Callback {
   AtStep(int64_t step, std::function<void(Trainer&)> act) : step_(step), act_(std::move(act)) {}

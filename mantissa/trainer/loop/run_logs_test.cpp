@@ -65,6 +65,16 @@ TEST(RunLogs, NeverAndLeftOut) {
   EXPECT_THROW(Trainer({.device = "cpu", .loggers = {nullptr}}), c10::ValueError);
 }
 
+TEST(RunLogs, AnEpochThatTheRunEndsInHasARow) {
+  EXPECT_THAT((Fit{.options = {.max_epochs = -1, .max_steps = 2, .log_every_n_steps = 0}}.lines()),
+              ElementsAre("2: epoch=0 skipped_steps=0 train_loss=-1 x=1.5", "success"));
+  Fit interrupted{.options = {.max_epochs = 2, .log_every_n_steps = 0}};
+  interrupted.task.raise_at = 3;
+  EXPECT_THAT(interrupted.lines(),
+              ElementsAre("3: epoch=0 skipped_steps=0 train_loss=-3.6666666666666665 x=2", "interrupted"))
+      << "it is over all the same";
+}
+
 TEST(RunLogs, ValidationInsideAnEpochIsARowOfItsStep) {
   EXPECT_THAT(
       (Fit{.options = {.val_check_interval = 2, .log_every_n_steps = 0}, .val = {5}}.lines()),
