@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,26 @@ TEST(Evaluation, LimitsAndRefusals) {
   EXPECT_THAT(error_of([&] { trainer.test(task, empty); }), HasSubstr("no batches"));
   Predicts predicts;
   EXPECT_EQ(trainer.predict(predicts, data).size(), 1U);
+}
+
+TEST(Evaluation, OnTheCpuABatchIsReadWhenItsTurnComes) {
+  struct Counts final : Loader {
+    void set_epoch(int64_t) override { read = 0; }
+    std::optional<Batch> next() override {
+      ++read;
+      return Batch{torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}};
+    }
+    int64_t size() const override { return 3; }
+    int64_t read = 0;
+  } data;
+  struct Looks final : OneWeight {
+    void validation_step(const Batch&, int64_t) override { reads.push_back(data->read); }
+    const Counts* data = nullptr;
+    std::vector<int64_t> reads;
+  } task;
+  task.data = &data;
+  Trainer({.device = "cpu"}).validate(task, data);
+  EXPECT_EQ(task.reads, (std::vector<int64_t>{1, 2, 3}));
 }
 
 }  // namespace

@@ -494,5 +494,14 @@ TEST_F(Resume, MasterWeightsOfAnotherShapeAreRefused) {
               HasSubstr("has a master weight 'weight' with a different shape from the weight; resume with"));
 }
 
+TEST_F(Resume, AModelWithAnotherParameterIsRefused) {
+  struct WithBias final : Draws {
+    WithBias() { net = torch::nn::Linear(1, 1); }
+  } rest;
+  Draws begun;
+  fit(begun, "run", {});
+  EXPECT_THAT(error_of([&] { fit(rest, "rest", {}, "run"); }), HasSubstr("bias"));
+}
+
 }  // namespace
 }  // namespace mantissa::resume_test

@@ -195,14 +195,16 @@ TEST_F(WaitingGradients, ThatWereClippedWhileScaledKeepTheirDivisor) {
   EXPECT_EQ(rest.weight(), all.weight());
 }
 
+struct EveryBatch final : Manual {
+  void train(const at::Tensor& x) override {
+    optimizers().zero_grad();
+    manual_backward((net->weight * x).sum());
+    optimizers().step();
+  }
+};
+
 TEST_F(WaitingGradients, ThatAStepHasUsedAreNotKept) {
-  struct EveryBatch final : Manual {
-    void train(const at::Tensor& x) override {
-      optimizers().zero_grad();
-      manual_backward((net->weight * x).sum());
-      optimizers().step();
-    }
-  } rest;
+  EveryBatch rest;
   EXPECT_EQ(interrupted(rest, 3, "run", {}, {}), "");
   EXPECT_EQ(rest.weight(), -21);
   const Manifest manifest = read_manifest(folder_ / "run" / "last");
@@ -247,6 +249,15 @@ TEST_F(WaitingGradients, ThatFitNoParameterAreRefused) {
   EXPECT_THAT(error_with("0", at::zeros({3})),
               HasSubstr("has a different shape from its parameter; resume with"));
   EXPECT_THAT(error_with("3", at::zeros({1})), HasSubstr("belong to other parameters; resume with"));
+}
+
+TEST_F(WaitingGradients, AreNoneWhereTheTrainerHasStepped) {
+  OneWeight begun;
+  EveryBatch rest;
+  fit(begun, "run", {});
+  fit(rest, "rest", {.max_epochs = 2}, "run");
+  EXPECT_EQ(rest.batches, 6);
+  EXPECT_EQ(rest.weight(), -42);
 }
 
 }  // namespace
