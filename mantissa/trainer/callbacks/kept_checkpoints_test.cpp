@@ -263,7 +263,9 @@ TEST_F(KeptCheckpoints, OneThatCannotBeRemovedIsNoFailedWrite) {
              .callbacks = {std::make_shared<Moves>(folder_ / "2"), checkpoints}})
         .fit(task, train, &val);
     const std::string warnings = testing::internal::GetCapturedStderr();
-    EXPECT_THAT(warnings, HasSubstr("an older checkpoint could not be removed yet"));
+    const char* reported = "an older checkpoint could not be removed yet";
+    EXPECT_THAT(warnings, HasSubstr(reported));
+    EXPECT_EQ(warnings.find(reported), warnings.rfind(reported)) << "once, though it is tried twice";
     EXPECT_THAT(warnings, Not(HasSubstr("could not be written")));
     EXPECT_EQ(checkpoints->best_model_path().filename(), "6");
     EXPECT_EQ(checkpoints->best_model_score(), 0.1);
@@ -431,6 +433,39 @@ TEST_F(KeptCheckpoints, LieWhereTheProgramWasWhenTheyWereAskedFor) {
   Trainer({.device = "cpu", .callbacks = {checkpoints}}).fit(task, train);
   std::filesystem::current_path(home);
   EXPECT_THAT(names("a/run"), ElementsAre("0"));
+}
+
+/// Fits `batches` in each epoch, `window` of them to a step, and validates every few of them.
+std::shared_ptr<ModelCheckpoint> fit_windows(const std::filesystem::path& folder, int64_t window,
+                                             int64_t val_check_interval, std::vector<float> batches,
+                                             int64_t epochs, std::vector<double> metrics) {
+  Logs task;
+  task.values = std::move(metrics);
+  ListLoader train = loader_of(std::move(batches)), val = loader_of({1});
+  auto checkpoints = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+      .dirpath = folder, .filename = "{step}", .monitor = "m", .every_n_train_steps = 1});
+  Trainer({.device = "cpu",
+           .max_epochs = epochs,
+           .val_check_interval = val_check_interval,
+           .num_sanity_val_steps = 0,
+           .accumulate_grad_batches = window,
+           .callbacks = {checkpoints}})
+      .fit(task, train, &val);
+  return checkpoints;
+}
+
+TEST_F(KeptCheckpoints, AScoreMeasuredInsideAWindowIsOfTheStepBeforeIt) {
+  // Steps follow batches 2, 4 and 6 of each epoch, and validations batches 3 and 6.
+  const auto made = fit_windows(folder_, 2, 3, {1, 2, 3, 4, 5, 6}, 2, {3, 2, 1, 5});
+  EXPECT_EQ(made->best_model_path().filename(), "4");
+  EXPECT_THAT(names(), UnorderedElementsAre("4", "6")) << "3, which was the best one before, has gone";
+}
+
+TEST_F(KeptCheckpoints, TheFirstScoreOfTheSameWeightsStays) {
+  // Steps follow batches 5 and 10, and validations every second batch. Those after 6 and 8 are both of step 1.
+  const auto made = fit_windows(folder_, 5, 2, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 1, {9, 8, 1, 2, 7});
+  EXPECT_EQ(made->best_model_path().filename(), "1");
+  EXPECT_EQ(made->best_model_score(), 1);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Tests what a resumed run makes of the checkpoints that it finds.
 #include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/io/manifest.h"
+#include "mantissa/trainer/callbacks/divergence_monitor.h"
 #include "mantissa/trainer/callbacks/kept_checkpoints_test_support_internal.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
@@ -163,6 +165,46 @@ TEST_F(ResumedCheckpoints, AResumedRunGivesTheNameOfTheBestToABetterOne) {
            .callbacks = {std::make_shared<ModelCheckpoint>(options)}})
       .fit(task, train, &val, folder_);
   EXPECT_THAT(names(), ElementsAre("c"));
+}
+
+TEST_F(ResumedCheckpoints, AnotherRunsCheckpointOfTheSameStepIsNotItsOwn) {
+  fit({.dirpath = folder_ / "mine", .filename = "mine"}, {1});
+  fit({.dirpath = folder_ / "theirs", .filename = "theirs"}, {1});
+  testing::internal::CaptureStderr();
+  resume(folder_ / "mine", {.dirpath = folder_ / "theirs", .filename = "mine"}, 2, {1});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("holds 1 checkpoint of another run"));
+  EXPECT_THAT(names("theirs"), UnorderedElementsAre("mine", "theirs"));
+}
+
+TEST_F(ResumedCheckpoints, ADamagedOneIsNoRunsAndItsNameIsFree) {
+  fit({.dirpath = folder_, .filename = "x"}, {1});
+  std::ofstream(folder_ / "x" / "manifest.json") << "{";
+  testing::internal::CaptureStderr();
+  fit({.dirpath = folder_, .filename = "x"}, {1});
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_THAT(names(), ElementsAre("x"));
+}
+
+TEST_F(ResumedCheckpoints, OnesWithoutAScoreKeepTheirNames) {
+  const ModelCheckpointOptions all{
+      .dirpath = folder_, .filename = "x", .monitor = "m", .save_top_k = -1, .every_n_train_steps = 1};
+  fit(all, {2});
+  resume(folder_, all, 2, {1});
+  EXPECT_THAT(names(), UnorderedElementsAre("x", "x-v1", "x-v2", "x-v3"));
+}
+
+TEST_F(ResumedCheckpoints, AreFoundBesideTheStatesOfOtherCallbacks) {
+  for (const int64_t epochs : {1, 2}) {
+    OneWeight task;
+    ListLoader train = loader_of({1, 2});
+    Trainer({.device = "cpu",
+             .max_epochs = epochs,
+             .callbacks = {std::make_shared<DivergenceMonitor>(),
+                           std::make_shared<ModelCheckpoint>(
+                               ModelCheckpointOptions{.dirpath = folder_, .filename = "{epoch}"})}})
+        .fit(task, train, nullptr, epochs == 1 ? "" : folder_);
+  }
+  EXPECT_THAT(names(), ElementsAre("1")) << "the first one has gone with the second";
 }
 
 }  // namespace

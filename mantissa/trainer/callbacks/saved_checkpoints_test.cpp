@@ -14,6 +14,8 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/file_size_limit_internal.h"
 #include "mantissa/io/manifest.h"
 #include "mantissa/trainer/callbacks/kept_checkpoints_test_support_internal.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
@@ -386,6 +388,121 @@ TEST_F(SavedCheckpoints, ARunIsResumedThoughOneCallbackHasNotSavedYet) {
               "");
     EXPECT_EQ(trainer.progress().steps, 2 * epochs);
   }
+}
+
+TEST_F(SavedCheckpoints, WhatAFailedWriteWouldHaveReplacedStaysAndTheRestGoes) {
+  // Somebody replaces the first checkpoint by a link until training has ended. The last one finds a file in its
+  // way.
+  struct Spoils final : Callback {
+    explicit Spoils(fs::path in) : folder(std::move(in)), elsewhere(folder / "2-elsewhere") {}
+    void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+      if (batch.global_step == 3) {
+        fs::rename(folder / "2", elsewhere);
+        fs::create_symlink(elsewhere, folder / "2");
+      } else if (batch.global_step == 7) {
+        std::ofstream(folder / "8") << "in the way";
+      }
+    }
+    void on_fit_end(Trainer&, const FitResult&) override {
+      fs::remove(folder / "2");
+      fs::rename(elsewhere, folder / "2");
+    }
+    fs::path folder, elsewhere;
+  };
+  Logs task;
+  task.values = {0.5, 0.1, 0.3, 0.4};
+  ListLoader loader = loader_of({1, 2}), val = loader_of({1});
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m", .async = false});
+  Trainer trainer({.device = "cpu",
+                   .max_epochs = 4,
+                   .num_sanity_val_steps = 0,
+                   .callbacks = {std::make_shared<Spoils>(folder_), checkpoints}});
+  testing::internal::CaptureStderr();
+  EXPECT_THAT(what_a_fit_throws([&] { trainer.fit(task, loader, &val); }),
+              HasSubstr("the run's last checkpoint could not be written"));
+  testing::internal::GetCapturedStderr();
+  EXPECT_THAT(names(), ElementsAre("6", "4")) << "the newest and the best";
+}
+
+TEST_F(SavedCheckpoints, OneThatCouldNotBeWrittenIsTriedAgainAtTheEnd) {
+  struct Clears final : Callback {
+    explicit Clears(fs::path at) : file(std::move(at)) {}
+    void on_train_end(Trainer&) override { fs::remove(file); }
+    fs::path file;
+  };
+  testing::internal::CaptureStderr();
+  const std::string error = train(
+      {.dirpath = folder_, .filename = "{step}", .async = false},
+      {.callbacks = {std::make_shared<InTheWay>(folder_ / "2"), std::make_shared<Clears>(folder_ / "2")}});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("training continues without it"));
+  EXPECT_EQ(error, "");
+  EXPECT_THAT(names(), ElementsAre("2"));
+}
+
+TEST_F(SavedCheckpoints, AFolderLostAtTheEndOfTrainingIsReplacedAndLocked) {
+  struct Loses final : Callback {
+    void on_train_end(Trainer&) override { fs::rename(folder, folder.string() + "-moved"); }
+    void on_exception(Trainer&, const std::exception_ptr&) override {
+      lock_error = error_of([&] { FolderLock lock(folder); });
+    }
+    fs::path folder;
+    std::string lock_error;
+  };
+  for (const bool save_last : {false, true}) {
+    const auto loses = std::make_shared<Loses>();
+    loses->folder = folder_ / "run";
+    const ModelCheckpointOptions options{
+        .dirpath = loses->folder, .filename = "{step}", .save_last = save_last, .async = false};
+    train(options, {});  // another run's checkpoint takes the name
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(options);
+    OneWeight task;
+    ListLoader loader = loader_of({1, 2});
+    Trainer trainer({.device = "cpu", .callbacks = {loses, checkpoints}});
+    testing::internal::CaptureStderr();
+    EXPECT_THAT(what_a_fit_throws([&] { trainer.fit(task, loader); }),
+                HasSubstr("was removed, moved or replaced"));
+    testing::internal::GetCapturedStderr();
+    EXPECT_EQ(checkpoints->last_model_path(), loses->folder / "2") << "the name is free in the new folder";
+    EXPECT_THAT(loses->lock_error, HasSubstr("is in use by this process"));
+    fs::remove_all(folder_);
+  }
+}
+
+TEST_F(SavedCheckpoints, WithoutRoomInAnotherFolderTheRunGoesOnToItsEnd) {
+  struct Loses final : Callback {
+    void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+      if (batch.global_step != 3) return;
+      fs::rename(folder, folder.string() + "-moved");
+      limit.emplace(1000);  // enough for a lock, and too little for a manifest
+    }
+    void on_train_end(Trainer&) override {
+      if (makes_room) limit.reset();
+    }
+    fs::path folder;
+    bool makes_room = false;
+    std::optional<FileSizeLimit> limit;
+  };
+  for (const bool async : {false, true})
+    for (const bool makes_room : {false, true}) {
+      const auto loses = std::make_shared<Loses>();
+      loses->folder = folder_ / "run";
+      loses->makes_room = makes_room;
+      const auto checkpoints = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+          .dirpath = loses->folder, .filename = "{step}", .every_n_train_steps = 1, .async = async});
+      OneWeight task;
+      ListLoader loader = loader_of({1, 2});
+      Trainer trainer({.device = "cpu", .max_epochs = 3, .callbacks = {loses, checkpoints}});
+      testing::internal::CaptureStderr();
+      const std::string error = what_a_fit_throws([&] { trainer.fit(task, loader); });
+      loses->limit.reset();
+      testing::internal::GetCapturedStderr();
+      EXPECT_EQ(trainer.progress().steps, 6) << error;
+      EXPECT_THAT(error, HasSubstr(makes_room ? "was removed, moved or replaced"
+                                              : "the run's last checkpoint could not be written"));
+      EXPECT_EQ(checkpoints->last_model_path(), makes_room ? loses->folder / "6" : fs::path());
+      fs::remove_all(folder_);
+    }
 }
 
 }  // namespace
