@@ -1,5 +1,6 @@
 #include "mantissa/trainer/callbacks/divergence_monitor.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>
@@ -73,6 +74,8 @@ TEST(DivergenceMonitor, EndsARunWhoseLossGrows) {
             "the mean of the last 2 losses is 4.5, more than 2 times that of the first, 2");
   Fit negative{.options = {.window = 2, .factor = 2}};
   EXPECT_EQ(negative.go({-3, -1, -5, -9, 7}).result.steps, 5) << "a factor says nothing about such losses";
+  Fit from_zero{.options = {.window = 1, .factor = 2}};
+  EXPECT_FALSE(from_zero.go({0, 1}).monitor->has_diverged()) << "nor about a loss of 0";
   Fit off{.options = {.window = 1, .factor = 0}};
   EXPECT_FALSE(off.go({1, 100}).monitor->has_diverged());
 }
@@ -110,6 +113,24 @@ TEST_F(SavedStates, ALossThatIsFiniteDoesNotHideAWeightThatIsNot) {
   EXPECT_THAT(names(), ElementsAre("2", "1"));
 }
 
+TEST_F(SavedStates, WithoutAFactorOnlyStepsThatAreNotFiniteAreBad) {
+  Fit fit{.options = {.patience = 3, .window = 1, .factor = 0}, .run = saving_every_step()};
+  fit.go({1, 100, kNan});
+  EXPECT_THAT(names(), ElementsAre("2", "1"));
+}
+
+TEST_F(SavedStates, NoneHasAWeightThatIsNotFinite) {
+  struct Spoils final : Callback {
+    void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
+      if (batch.global_step == 2) trainer.module()->parameters().at(0).data().fill_(kNan);
+    }
+  };
+  Fit fit{.options = {.patience = 3}, .run = saving_every_step()};
+  fit.run.callbacks.push_back(std::make_shared<Spoils>());
+  fit.go({1, 1});
+  EXPECT_THAT(names(), ElementsAre("1"));
+}
+
 TEST_F(SavedStates, AResumedRunEndsWhereTheUninterruptedOneDoes) {
   const std::vector<float> losses{1, 1, 1, 1, 3, 3, 3};
   const DivergenceMonitorOptions options{.window = 3, .factor = 2};
@@ -123,6 +144,15 @@ TEST_F(SavedStates, AResumedRunEndsWhereTheUninterruptedOneDoes) {
   resumed.go(losses, folder_);
   EXPECT_EQ(resumed.monitor->reason(), whole.monitor->reason());
   EXPECT_EQ(resumed.result.steps, 6);
+}
+
+TEST(DivergenceMonitor, AStateKeepsAsManyLossesAsTheWindowHas) {
+  const StateDict state{{"bad_steps", int64_t{0}}, {"recent", StateList{1.0, 2.0, 3.0}}, {"reason", ""}};
+  for (const int64_t window : {2, 3, 4}) {
+    DivergenceMonitor monitor({.window = window});
+    monitor.load_state_dict(StateReader(state));
+    EXPECT_EQ(StateReader(monitor.state_dict()).at("recent").size(), std::min<int64_t>(window, 3));
+  }
 }
 
 TEST(DivergenceMonitor, RefusesOptionsOutOfRange) {

@@ -16,6 +16,7 @@
 namespace mantissa::learning_rate_monitor_test {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -128,6 +129,30 @@ TEST(LearningRateMonitor, MomentumAndWeightDecay) {
   EXPECT_THAT(rates(plain, {}, {.log_every_n_steps = 1}).front(), Not(HasSubstr("momentum")));
 }
 
+template <int>
+struct Templated final : torch::optim::SGD {
+  using torch::optim::SGD::SGD;
+};
+
+TEST(LearningRateMonitor, ATemplatesNameIsLoggedWithoutItsArguments) {
+  struct Task final : OneWeight {
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<Templated<1>>(net->parameters(), 1.0)}};
+    }
+  } task;
+  EXPECT_THAT(rates(task, {}, {.log_every_n_steps = 1}, {1}), ElementsAre("1: lr-Templated=1"));
+}
+
+TEST(LearningRateMonitor, AnOptimizerWithoutMomentumHasTheMomentum0) {
+  struct Task final : OneWeight {
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::Adagrad>(net->parameters(), 1.0)}};
+    }
+  } task;
+  EXPECT_THAT(rates(task, {.log_momentum = true}, {.log_every_n_steps = 1}, {1}),
+              ElementsAre("1: lr-Adagrad=1 lr-Adagrad-momentum=0"));
+}
+
 TEST(LearningRateMonitor, WantsALoggerAndAnInterval) {
   EXPECT_THAT(error_of([] { LearningRateMonitor callback({.logging_interval = "batch"}); }),
               HasSubstr("unknown logging_interval 'batch'"));
@@ -169,6 +194,24 @@ TEST_F(LearningRateMonitorFiles, AResumedRunLogsNothingTwice) {
   run("parts", "b", 5, false);  // fails in the epoch's third step; the first one has logged the rate
   run("parts", "b", -kInf, true);
   EXPECT_EQ(whole, content_of(folder_ / "parts/metrics.csv"));
+}
+
+TEST_F(LearningRateMonitorFiles, ARunSavedBeforeItsFirstStepIsResumed) {
+  const auto lines = [&](int64_t epochs, const std::string& to, const std::filesystem::path& from) {
+    Scheduled task(OptimizerConfig::Interval::kEpoch);
+    ListLoader train = loader_of({1});
+    const auto recording = std::make_shared<RecordingLogger>();
+    Trainer(
+        {.device = "cpu",
+         .max_epochs = epochs,
+         .callbacks = {std::make_shared<LearningRateMonitor>(),
+                       std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / to})},
+         .loggers = {recording}})
+        .fit(task, train, nullptr, from);
+    return recording->lines;
+  };
+  EXPECT_THAT(lines(0, "a", ""), Not(Contains(HasSubstr("lr-SGD"))));
+  EXPECT_THAT(lines(1, "b", folder_ / "a"), Contains(HasSubstr("lr-SGD=1")));
 }
 
 }  // namespace

@@ -2,14 +2,17 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <torch/torch.h>
 
+#include "mantissa/core/thread_warnings.h"
 #include "mantissa/trainer/metrics.h"
 
 namespace mantissa::background_logger_test {
@@ -26,6 +29,8 @@ struct Log {
   std::atomic<int> rows{0};
   std::atomic<bool> fails{false}, throws_a_number{false};
   bool counts = true;  ///< whether the writer counts its rows
+  /// Runs once, in the writer's next call.
+  std::function<void()> in_call;
 };
 
 class MemoryWriter final : public LogWriter {
@@ -55,6 +60,7 @@ class MemoryWriter final : public LogWriter {
 
  private:
   void add(const std::string& call) {
+    if (log_.in_call) std::exchange(log_.in_call, nullptr)();
     const std::scoped_lock lock(log_.mutex);
     if (log_.throws_a_number) throw 7;
     if (log_.fails) throw std::runtime_error("the disk is gone");
@@ -109,8 +115,28 @@ TEST(BackgroundLogger, WritesByItselfAfterTheFlushTime) {
 TEST(BackgroundLogger, WritesByItselfWhenTheQueueIsHalfFull) {
   Log log;
   MemoryLogger logger(log, {.flush_seconds = 3600, .queue_rows = 8});
-  for (int step = 0; step < 4; ++step) logger.log_metrics({}, step);
+  for (int step = 0; step < 3; ++step) logger.log_metrics({}, step);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(log.rows, 0) << "not for every row";
+  logger.log_metrics({}, 3);
   EXPECT_TRUE(comes([&] { return log.rows == 4; }));
+}
+
+TEST(BackgroundLogger, WarningsOfItsWriterGoToTheChosenHandler) {
+  struct Keeps final : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { text = warning.msg(); }
+    std::string text;
+  } keeps;
+  set_thread_warning_handler(&keeps);
+  Log log;
+  log.in_call = [] { TORCH_WARN("the disk is slow"); };
+  {
+    MemoryLogger logger(log, {.flush_seconds = 0.001});
+    logger.log_metrics({}, 1);
+    EXPECT_TRUE(comes([&] { return log.rows == 1; }));
+  }
+  set_thread_warning_handler(nullptr);
+  EXPECT_EQ(keeps.text, "the disk is slow");
 }
 
 TEST(BackgroundLogger, AFullQueueWaitsAndLosesNothing) {
@@ -254,6 +280,14 @@ TEST(BackgroundLogger, CountsRowsThatAreNotWrittenYet) {
   EXPECT_EQ(logger.rows(), std::nullopt);
 }
 
+TEST(BackgroundLogger, CountsARowThatIsLoggedWhileOthersAreDiscarded) {
+  Log log;
+  MemoryLogger logger(log);
+  log.in_call = [&] { logger.log_metrics({}, 2); };
+  logger.resume_from(1, 4);
+  EXPECT_EQ(logger.rows(), 5);
+}
+
 TEST(BackgroundLogger, HasNoCountIfItsWriterDoesNotCount) {
   Log log;
   log.counts = false;
@@ -294,6 +328,7 @@ TEST(BackgroundLogger, RefusesNamesThatFormatsCannotKeep) {
 TEST(BackgroundLogger, RefusesOptionsThatCannotWork) {
   Log log;
   EXPECT_THROW(MemoryLogger(log, {.flush_seconds = 0}), c10::ValueError);
+  EXPECT_THROW(MemoryLogger(log, {.flush_seconds = 3601}), c10::ValueError);
   EXPECT_THROW(MemoryLogger(log, {.flush_seconds = std::nan("")}), c10::ValueError);
   EXPECT_THROW(MemoryLogger(log, {.queue_rows = 1}), c10::ValueError);
 }

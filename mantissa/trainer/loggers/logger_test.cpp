@@ -162,6 +162,14 @@ TEST_P(EveryLogger, ARemovedFolderIsOneErrorOfTheNextCall) {
   EXPECT_FALSE(fs::exists(folder_));
 }
 
+TEST_P(EveryLogger, SaveFindsThatTheFolderIsGone) {
+  const auto logger = make(kNever);
+  logger->log_metrics({{"loss", 0.5}}, 1);
+  logger->save();
+  fs::remove_all(folder_);
+  EXPECT_THAT(error_of([&] { logger->save(); }), HasSubstr("it was removed, or its folder was"));
+}
+
 // A new column and hyperparameters replace files by their names.
 TEST_P(EveryLogger, KeepsItsFolderWhenTheProgramGoesToAnother) {
   const fs::path before = fs::current_path();
