@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>
 #include <memory>
+#include <thread>
 #include <vector>
 
+#include "mantissa/core/clock_internal.h"
 #include "mantissa/core/device.h"
 #include "mantissa/trainer/test_support_internal.h"
 
@@ -73,10 +76,45 @@ TEST(DeviceStatsMonitor, LogsTheHost) {
     EXPECT_GE(row.at("process_threads"), 1);
     const double resident = row.at("process_resident_bytes");
     EXPECT_GT(resident, 16 << 20) << "libtorch alone is more";
+    EXPECT_EQ(std::fmod(resident, 4096), 0) << "whole pages";
     EXPECT_LE(resident, 1.1 * row.at("process_peak_resident_bytes"));
     EXPECT_LE(row.at("process_peak_resident_bytes"), static_cast<double>(peak_memory_bytes(at::kCPU)));
     EXPECT_FALSE(row.contains("allocated_bytes.all.current"));
   }
+}
+
+TEST(DeviceStatsMonitor, AMachineWithoutSwapUsesNone) {
+  if (content_of("/proc/swaps").find('\n') + 1 != content_of("/proc/swaps").size())
+    GTEST_SKIP() << "this machine has swap";
+  EXPECT_EQ(stats(std::nullopt).at(2).at("cpu_swap_percent"), 0);
+}
+
+TEST(DeviceStatsMonitor, ARowIsAboutTheTimeSinceTheRowBefore) {
+  // Computes in the first two steps, and sleeps in the other two.
+  struct BusyThenIdle final : OneWeight {
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      const double begin = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+      if (index < 2) {
+        while (seconds_of(CLOCK_PROCESS_CPUTIME_ID) < begin + 0.1) sink = sink + 1;
+        busy_until = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      }
+      return OneWeight::training_step(batch, index);
+    }
+    volatile int64_t sink = 0;
+    double busy_until = 0;
+  } task;
+  const auto rows = std::make_shared<Rows>();
+  ListLoader train = loader_of({1, 1, 1, 1});
+  Trainer({.device = "cpu",
+           .callbacks = {std::make_shared<DeviceStatsMonitor>()},
+           .loggers = {rows},
+           .log_every_n_steps = 2})
+      .fit(task, train);
+  const double used = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - task.busy_until;
+  EXPECT_LE(rows->rows.at(4).at("DeviceStatsMonitor.on_train_batch_end/process_cpu_percent"),
+            100 * used / 0.06);
 }
 
 TEST(DeviceStatsMonitor, LeavesTheHostOutIfConfigured) { EXPECT_TRUE(stats(false).empty()); }

@@ -142,6 +142,8 @@ TEST(PrecisionMonitorLayers, CountsTheWholeWindowOfAStepThatMakesARow) {
           .run = {.accumulate_grad_batches = 2, .log_every_n_steps = 2}};
   EXPECT_EQ(run.report().layers.at("1").tensors.at("input").numel, 8);
   EXPECT_THAT(run.sampled->layers, ElementsAre(0, 0, 1, 1));
+  run = Fit{.rows = run.rows, .options = {}, .run = {.accumulate_grad_batches = 2, .log_every_n_steps = 1}};
+  EXPECT_EQ(run.report().layers.at("1").tensors.at("input").numel, 8);
   run = Fit{.rows = run.rows, .options = {}, .run = {.log_every_n_steps = 1}, .logger = nullptr};
   EXPECT_EQ(run.report().global_step, -1);
   EXPECT_THAT(run.sampled->layers, ElementsAre(0, 0, 0, 0)) << "nobody reads them without a logger";
@@ -182,6 +184,14 @@ TEST(PrecisionMonitorLayers, AnEmptyInputLeavesOnlyTheWeight) {
   const LayerStatistics layer = run.report().layers.at("1");
   EXPECT_THAT(layer.tensors, ElementsAre(Key("weight")));
   EXPECT_EQ(layer.products.count("output"), 0);
+}
+
+TEST(PrecisionMonitorLayers, ATensorOfZerosHasNoScale) {
+  Fit run{.precision_options = {.recipe = NVFP4BlockScaling{}}, .rows = {{0, 0, 0, 0}}};
+  EXPECT_EQ(run.report().layers.at("1").tensors.at("input").scale_min, std::nullopt);
+  EXPECT_THAT(run.logger->lines[0],
+              AllOf(HasSubstr("/amax/1/input=0 "), HasSubstr("/scale_min/1/weight="),
+                    Not(HasSubstr("/scale_min/1/input")), Not(HasSubstr("/scale_max/1/input"))));
 }
 
 TEST(PrecisionMonitorLayers, IgnoredLayersAndOtherModesHaveNone) {

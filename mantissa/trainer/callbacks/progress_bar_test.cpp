@@ -44,8 +44,12 @@ std::string printed(ProgressBar::Style style) {
 }
 
 TEST(ProgressBar, WritesOnePlainLineAnEpochIntoAPipe) {
+  const auto start = std::chrono::steady_clock::now();
   const std::string text = printed(ProgressBar::Style::kAuto);
-  EXPECT_THAT(text, testing::MatchesRegex("epoch 1/3  step 2  val_accuracy 0.7500  skipped 1  [0-9.]+ s\n"));
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  const std::string line = "epoch 1/3  step 2  val_accuracy 0.7500  skipped 1  ";
+  ASSERT_THAT(text, testing::MatchesRegex(line + "[0-9.]+ s\n"));
+  EXPECT_LE(std::stod(text.substr(line.size())), elapsed.count() + 0.05) << "counted from the epoch's start";
 }
 
 TEST(ProgressBar, RedrawsOneLineOnATerminal) {
@@ -116,6 +120,7 @@ TEST(ProgressBar, FitsIntoItsTerminal) {
   EXPECT_THAT(line(200), testing::EndsWith("loss 0.5"));
   // A character of the bar has 3 bytes.
   EXPECT_EQ(line(40).size(), 40U + 2 * 24);
+  EXPECT_EQ(line(1).size(), 1U + 2 * 24);
   EXPECT_THAT(line(0), testing::EndsWith("loss 0.5")) << "a terminal without a width";
 }
 
