@@ -178,7 +178,7 @@ void ModelCheckpoint::Keeper::take_another_folder() {
   state_.to_remove.clear();
   state_.last_path.clear();
   state_.last_step = -1;
-  state_.last_saved = {-1, -1, -1};
+  state_.last_saved.reset();
   note_best();
 }
 

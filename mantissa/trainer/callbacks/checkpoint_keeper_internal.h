@@ -76,9 +76,9 @@ class ModelCheckpoint::Keeper {
     std::optional<double> best_score = {};
     std::string last_base = {}, last_name = {};  ///< by the pattern, and after "-v1" is appended
     int64_t last_step = -1, order = 0;
-    std::array<int64_t, 3> last_saved{-1, -1, -1};  ///< steps, epoch and batch
-    int64_t last_validated = -1;                    ///< validated_batches at that save
-    bool is_scored = false;                         ///< whether that save had a score
+    std::optional<std::array<int64_t, 3>> last_saved = {};  ///< steps, epoch and batch
+    int64_t last_validated = -1;                            ///< validated_batches at that save
+    bool is_scored = false;                                 ///< whether that save had a score
   };
   using Clock = std::chrono::steady_clock;
 

@@ -75,8 +75,8 @@ DeviceStatsMonitor::Times DeviceStatsMonitor::times() {
   in >> cpu;
   // user nice system idle iowait irq softirq steal; the first two include the time of guests.
   for (int i = 0; i < 8; ++i) {
-    double ticks = 0;
-    if (!(in >> ticks)) break;
+    double ticks = 0;  // and stays 0 where the line has no more numbers
+    in >> ticks;
     now.machine_ticks += ticks;
     if (i != 3 && i != 4) now.busy_ticks += ticks;
   }

@@ -1,6 +1,7 @@
 // Which of a folder's checkpoints a ModelCheckpoint keeps: its own, the best of them, and what a failed write
 // leaves.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -92,7 +93,7 @@ void ModelCheckpoint::Keeper::reconcile_with_folder(const Trainer& trainer) {
   if (!state_.last_path.empty() && state_.last_step == now.steps) {
     // The position from which this run resumes is saved already; a checkpoint from inside a batch would be
     // worse.
-    state_.last_saved = {now.steps, now.epoch, now.batches};
+    state_.last_saved = std::array{now.steps, now.epoch, now.batches};
     state_.last_validated = now.validated_batches;
     state_.is_scored = options_.monitor.empty() || state_.best.contains(last);
   }
@@ -145,7 +146,7 @@ void ModelCheckpoint::Keeper::undo_failed_writes() {
   const std::string last = state_.last_path.filename().string();
   std::erase_if(state_.to_remove,
                 [&](const std::string& name) { return last == name || state_.best.contains(name); });
-  state_.last_saved = {-1, -1, -1};
+  state_.last_saved.reset();
   note_best();
 }
 

@@ -14,13 +14,10 @@ constexpr std::chrono::milliseconds kRedrawEvery{100};
 
 /// Cuts `line` to the terminal's width, so that a narrow terminal does not wrap and scroll. The limit is in
 /// bytes, and allows for the bar's characters, which take three each.
-std::string fit_to_terminal(std::string line, std::FILE* out) {
+std::string fit_to_terminal(const std::string& line, std::FILE* out) {
   winsize size{};
-  if (ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-    const size_t limit = size.ws_col + 2 * kBarWidth;
-    if (line.size() > limit) line.resize(limit);
-  }
-  return line;
+  if (ioctl(fileno(out), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return line;
+  return line.substr(0, size.ws_col + 2 * kBarWidth);
 }
 
 }  // namespace
@@ -60,7 +57,7 @@ void ProgressBar::on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& bat
   }
   if (const int64_t skipped = skipped_.count(); skipped > 0) line += fmt::format("  skipped {}", skipped);
   clear_line();
-  show(fit_to_terminal(std::move(line), out_));
+  show(fit_to_terminal(line, out_));
   line_open_ = true;
 }
 

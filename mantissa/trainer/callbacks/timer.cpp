@@ -13,7 +13,7 @@ namespace mantissa {
 
 Timer::Timer(TimerOptions options) : options_(std::move(options)) {
   TORCH_CHECK_VALUE(!options_.duration || options_.duration->count() > 0,
-                    "Timer: duration=", options_.duration ? options_.duration->count() : 0,
+                    "Timer: duration=", options_.duration->count(),
                     " ms; give more than 0, or leave it unset");
   TORCH_CHECK_VALUE(options_.interval == "step" || options_.interval == "epoch", "Timer: unknown interval '",
                     options_.interval, "'", did_you_mean(options_.interval, {"step", "epoch"}),

@@ -66,7 +66,7 @@ Columns parse_header(const std::string& line) {
       columns.insert(std::exchange(name, {}));
     } else if (line[i] != '"') {
       name += line[i];
-    } else if (in_quotes && i + 1 < line.size() && line[i + 1] == '"') {
+    } else if (in_quotes && line[i + 1] == '"') {  // a zero follows the line's last character
       name += line[++i];
     } else {
       in_quotes = !in_quotes;
