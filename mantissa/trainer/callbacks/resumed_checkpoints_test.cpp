@@ -207,5 +207,43 @@ TEST_F(ResumedCheckpoints, AreFoundBesideTheStatesOfOtherCallbacks) {
   EXPECT_THAT(names(), ElementsAre("1")) << "the first one has gone with the second";
 }
 
+TEST_F(ResumedCheckpoints, OneOfTheSameStepKeepsItsName) {
+  const ModelCheckpointOptions all{.dirpath = folder_,
+                                   .filename = "{step}",
+                                   .save_top_k = -1,
+                                   .every_n_train_steps = 1,
+                                   .save_on_exception = false};
+  Logs task;  // has no metric to log, so that the validation after step 2 fails
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  Trainer trainer(
+      {.device = "cpu", .num_sanity_val_steps = 0, .callbacks = {std::make_shared<ModelCheckpoint>(all)}});
+  EXPECT_THROW(trainer.fit(task, train, &val), std::out_of_range);
+  resume(folder_, all, 1, {0.5});
+  EXPECT_THAT(names(), ElementsAre("2", "1")) << "the end of the epoch replaces its last step";
+}
+
+TEST_F(ResumedCheckpoints, NewerOnesAreNotReportedInAFolderFromWhichItDoesNotResume) {
+  std::string warnings;
+  for (const char* from : {"", "often/3"}) {
+    std::vector<std::shared_ptr<Callback>> callbacks;
+    for (const int64_t interval : {1, 2})
+      callbacks.push_back(std::make_shared<ModelCheckpoint>(
+          ModelCheckpointOptions{.dirpath = folder_ / (interval == 1 ? "often" : "rarely"),
+                                 .filename = "{step}",
+                                 .save_top_k = -1,
+                                 .save_last = false,
+                                 .every_n_epochs = 0,
+                                 .every_n_train_steps = interval}));
+    OneWeight task;
+    ListLoader train = loader_of({1, 2, 3, 4});
+    testing::internal::CaptureStderr();
+    Trainer({.device = "cpu", .callbacks = callbacks})
+        .fit(task, train, nullptr, *from == '\0' ? "" : folder_ / from);
+    warnings = testing::internal::GetCapturedStderr();
+  }
+  EXPECT_THAT(warnings, HasSubstr("often' holds 1 checkpoint of this run with more than the 3 steps"));
+  EXPECT_THAT(warnings, Not(HasSubstr("rarely")));
+}
+
 }  // namespace
 }  // namespace mantissa::resumed_checkpoints_test

@@ -1,6 +1,9 @@
 // Tests what a ModelCheckpoint saves at which moment, under which name, and what a write that fails leaves.
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
@@ -27,6 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace kept_checkpoints;
+using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -104,7 +108,7 @@ TEST_F(SavedCheckpoints, ANameMayHaveABraceAnd180Bytes) {
 
 TEST_F(SavedCheckpoints, TheNewestTakesTheNameOfTheOneThatItReplaces) {
   for (const char* mode : {"min", "max"}) {
-    fit({.dirpath = folder_ / mode, .filename = "x", .mode = mode, .save_last = false}, {1, 2, 3});
+    fit({.dirpath = folder_ / mode, .filename = "x", .mode = mode, .save_last = false}, {1, 2});
     EXPECT_THAT(names(mode), ElementsAre("x"));
   }
 }
@@ -503,6 +507,119 @@ TEST_F(SavedCheckpoints, WithoutRoomInAnotherFolderTheRunGoesOnToItsEnd) {
       EXPECT_EQ(checkpoints->last_model_path(), makes_room ? loses->folder / "6" : fs::path());
       fs::remove_all(folder_);
     }
+}
+
+TEST_F(SavedCheckpoints, TheEndOfTheLastEpochIsWrittenOnce) {
+  for (const char* monitor : {"", "m"}) {
+    const auto logger = std::make_shared<RecordingLogger>();
+    Logs task;
+    task.values = {1};
+    ListLoader loader = loader_of({1, 2}), val = loader_of({1});
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_ / "run", .monitor = monitor, .async = false});
+    Trainer({.device = "cpu", .num_sanity_val_steps = 0, .callbacks = {checkpoints}, .loggers = {logger}})
+        .fit(task, loader, &val);
+    EXPECT_EQ(std::count(logger->lines.begin(), logger->lines.end(), "save"), 1)
+        << "each checkpoint saves the logs first";
+  }
+}
+
+/// Does something on the thread that writes a checkpoint, before it is written.
+struct BeforeTheWrite final : Logger {
+  explicit BeforeTheWrite(std::function<void()> what) : does(std::move(what)) {}
+  std::string name() const override { return "before"; }
+  void log_metrics(MetricValues, int64_t) override {}
+  void log_hyperparams(const Hyperparameters&) override {}
+  void save() override { does(); }
+  std::function<void()> does;
+};
+
+// The pauses let training go on while a checkpoint is written. Without them the tests pass, too.
+TEST_F(SavedCheckpoints, AFolderLostWhileTheLastOneIsWrittenIsReplaced) {
+  const fs::path folder = folder_ / "run";
+  bool is_lost = false;
+  const auto loses = std::make_shared<BeforeTheWrite>([&] {
+    if (std::exchange(is_lost, true)) return;
+    std::this_thread::sleep_for(milliseconds(100));
+    fs::rename(folder, folder.string() + "-moved");
+  });
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = folder, .filename = "{step}", .save_last = false});
+  OneWeight task;
+  ListLoader loader = loader_of({1, 2});
+  Trainer trainer({.device = "cpu", .callbacks = {checkpoints}, .loggers = {loses}});
+  testing::internal::CaptureStderr();
+  EXPECT_THAT(what_a_fit_throws([&] { trainer.fit(task, loader); }),
+              HasSubstr("was removed, moved or replaced"));
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(checkpoints->last_model_path(), checkpoints->rescued_dirpath() / "2");
+  EXPECT_TRUE(fs::exists(checkpoints->last_model_path() / "manifest.json"));
+}
+
+TEST_F(SavedCheckpoints, AWriteThatFailsSlowlyIsUndoneBeforeTheNext) {
+  const auto slow = std::make_shared<BeforeTheWrite>([] { std::this_thread::sleep_for(milliseconds(100)); });
+  const auto checkpoints =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_,
+                                                               .filename = "{step}",
+                                                               .save_last = false,
+                                                               .every_n_epochs = 0,
+                                                               .every_n_train_steps = 1});
+  OneWeight task;
+  ListLoader loader = loader_of({1, 2});
+  Trainer trainer({.device = "cpu",
+                   .callbacks = {std::make_shared<InTheWay>(folder_ / "1"), checkpoints},
+                   .loggers = {slow}});
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(what_a_fit_throws([&] { trainer.fit(task, loader); }), "");
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(checkpoints->last_model_path(), folder_ / "2");
+  EXPECT_EQ(checkpoints->best_model_path(), folder_ / "2");
+}
+
+TEST_F(SavedCheckpoints, ABestThatCouldNotBeReplacedStaysOne) {
+  struct Fills final : Callback {
+    void on_epoch_end(Trainer&, int64_t, int64_t, const Metrics&) override {
+      limit.emplace(1000);  // too little for a manifest
+    }
+    std::optional<FileSizeLimit> limit;
+  };
+  const auto fills = std::make_shared<Fills>();
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+      .dirpath = folder_, .filename = "{step}", .every_n_train_steps = 1, .async = false});
+  OneWeight task;
+  ListLoader loader = loader_of({1, 2});
+  Trainer trainer({.device = "cpu", .callbacks = {fills, checkpoints}});
+  testing::internal::CaptureStderr();
+  const std::string error = what_a_fit_throws([&] { trainer.fit(task, loader); });
+  fills->limit.reset();
+  testing::internal::GetCapturedStderr();
+  EXPECT_THAT(error, HasSubstr("the run's last checkpoint could not be written"));
+  EXPECT_THAT(names(), ElementsAre("2")) << "as the batch left it; the epoch's end has the same name";
+  EXPECT_EQ(checkpoints->best_model_path(), folder_ / "2");
+}
+
+TEST_F(SavedCheckpoints, ATimeIntervalBeginsWithTheOneBefore) {
+  static constexpr milliseconds kInterval(100);
+  struct Waits final : Callback {
+    void on_train_batch_start(Trainer&, const Batch&, int64_t index) override {
+      if (index == 0) std::this_thread::sleep_for(kInterval);
+    }
+  };
+  const auto start = std::chrono::steady_clock::now();
+  OneWeight task;
+  ListLoader loader = loader_of(std::vector<float>(20, 1));
+  const auto checkpoints =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_,
+                                                               .filename = "{step}",
+                                                               .save_top_k = -1,
+                                                               .save_last = false,
+                                                               .every_n_epochs = 0,
+                                                               .train_time_interval = kInterval,
+                                                               .async = false});
+  Trainer({.device = "cpu", .callbacks = {std::make_shared<Waits>(), checkpoints}}).fit(task, loader);
+  const auto saved = static_cast<int64_t>(names().size());
+  EXPECT_GE(saved, 1);
+  EXPECT_LE(saved * kInterval, std::chrono::steady_clock::now() - start) << saved << " have taken less time";
 }
 
 }  // namespace
