@@ -232,6 +232,7 @@ TEST_F(EarlyStoppingFiles, AResumedRunContinuesWithMorePatience) {
   more.go(folder_ / "ended");
   EXPECT_EQ(more.result.epochs, 9);
   EXPECT_EQ(more.result.stopped_by, "");
+  EXPECT_EQ(more.stopping->stopping_reason_message(), "");
   EXPECT_EQ(more.stopping->best_score(), 2);
   EXPECT_EQ(more.stopping->stopped_epoch(), std::nullopt);
 }

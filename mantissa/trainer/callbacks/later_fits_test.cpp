@@ -217,6 +217,13 @@ TEST(LaterFits, AnAverageIsReadOnlyDuringAFit) {
               HasSubstr("there is no average yet; call it after on_fit_start()"));
 }
 
+TEST(LaterFits, AStateThatIsNoAveragesIsRefused) {
+  const auto average = std::make_shared<EMAWeightAveraging>();
+  fit(average, {1});
+  const StateDict state{{"x", 1.0}};
+  EXPECT_THAT(error_of([&] { average->load_state_dict(StateReader(state)); }), HasSubstr("num_updates"));
+}
+
 /// Sees the weight in each validation.
 struct SeesWeights final : OneWeight {
   at::Tensor training_step(const Batch& batch, int64_t index) override {

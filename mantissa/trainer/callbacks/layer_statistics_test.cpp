@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -228,6 +229,63 @@ TEST_F(PrecisionMonitorLayersFiles, AResumedRunLogsWhatTheWholeRunLogs) {
   ASSERT_EQ(whole.size(), 3);
   fit(1, "first", {});
   EXPECT_EQ(fit(-1, "rest", folder_ / "first"), (std::vector<std::string>{whole[1], whole[2]}));
+}
+
+/// Fails once at a batch, or leaves one out.
+struct Unsteady final : Layers {
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    if (index == fails_at) {
+      fails_at = -1;
+      throw std::runtime_error("training_step failed");
+    }
+    return index == leaves_out ? at::Tensor() : Layers::training_step(batch, index);
+  }
+  int64_t fails_at = -1, leaves_out = -1;
+};
+
+TEST(PrecisionMonitorLayers, SamplingEndsWithAStepThatHasNoLoss) {
+  Unsteady task;
+  task.leaves_out = 1;
+  const auto sampled = std::make_shared<Sampled>();
+  ListLoader train(batches_of({{1, 1, 1, 1}, {2, 2, 2, 2}, {3, 3, 3, 3}}));
+  Trainer({.precision = "fp8-mixed",
+           .device = "cpu",
+           .callbacks = {std::make_shared<PrecisionMonitor>(PrecisionMonitorOptions{.every_n_steps = 2}),
+                         sampled}})
+      .fit(task, train);
+  EXPECT_THAT(sampled->layers, ElementsAre(0, 0)) << "after the first and the third step";
+}
+
+TEST(PrecisionMonitorLayers, AFitAfterOneThatFailedSamplesItsOwnSteps) {
+  for (const int64_t interval : {1, 2}) {
+    Unsteady task;
+    task.fails_at = interval - 1;  // in the first step that is sampled
+    const auto sampled = std::make_shared<Sampled>();
+    ListLoader train(batches_of({{1, 1, 1, 1}, {2, 2, 2, 2}}));
+    Trainer trainer(
+        {.precision = "fp8-mixed",
+         .device = "cpu",
+         .callbacks = {std::make_shared<PrecisionMonitor>(PrecisionMonitorOptions{.every_n_steps = interval}),
+                       sampled}});
+    EXPECT_THROW(trainer.fit(task, train), std::runtime_error);
+    sampled->layers.clear();
+    trainer.fit(task, train);
+    EXPECT_THAT(sampled->layers, ElementsAre(interval == 1 ? 1 : 0, 1));
+  }
+}
+
+TEST(PrecisionMonitorLayers, OneElementHasATotal) {
+  Layers task;
+  task.net = torch::nn::Sequential(torch::nn::Linear(4, 1), torch::nn::Linear(1, 1), torch::nn::Linear(1, 1));
+  task.routes_none = true;  // so that the weight is all that the layer has
+  const auto logger = std::make_shared<RecordingLogger>();
+  ListLoader train(batches_of({{1, 1, 1, 1}}));
+  Trainer({.precision = "fp8-mixed",
+           .device = "cpu",
+           .callbacks = {std::make_shared<PrecisionMonitor>(PrecisionMonitorOptions{.every_n_steps = 1})},
+           .loggers = {logger}})
+      .fit(task, train);
+  EXPECT_THAT(logger->lines.at(0), HasSubstr("quantization/overflows_total=0"));
 }
 
 }  // namespace
