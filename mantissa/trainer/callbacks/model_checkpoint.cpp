@@ -16,7 +16,7 @@ std::string fill_in_checkpoint_name(
     const std::string& pattern,
     const std::function<std::string(const std::string& name, const std::string& format)>& value_of) {
   std::string name;
-  for (size_t i = 0; i < pattern.size();) {
+  for (size_t i = 0;;) {
     const size_t open = pattern.find('{', i), close = pattern.find('}', open);
     if (open == std::string::npos || close == std::string::npos) return name.append(pattern, i);
     name.append(pattern, i, open - i);
@@ -31,7 +31,6 @@ std::string fill_in_checkpoint_name(
     }
     i = close + 1;
   }
-  return name;
 }
 
 namespace {

@@ -117,7 +117,6 @@ StateDict PrecisionMonitor::state_dict() const { return {{"skipped_steps", as_co
 void PrecisionMonitor::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/) {
   trainer.precision().sample_layers(LayerSampling::kNone);
   sampled_.reset();
-  now_.reset();
   last_.reset();
   skipped_before_ = count_of(0);
 }

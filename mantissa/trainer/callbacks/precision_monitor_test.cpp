@@ -284,14 +284,15 @@ TEST(PrecisionMonitor, SeveralOptimizersOfOneBackwardPass) {
 }
 
 TEST(PrecisionMonitor, AThrowInTheMiddleLeavesNothingForTheNextFit) {
-  struct Throws : GradientsAreTheBatch {
-    void on_before_zero_grad(torch::optim::Optimizer&) override {
-      if (++calls == 2) throw std::runtime_error("on_before_zero_grad failed");
+  struct Throws final : Callback {
+    void on_before_optimizer_step(Trainer&, torch::optim::Optimizer&) override {
+      if (++calls == 2) throw std::runtime_error("on_before_optimizer_step failed");
     }
     int calls = 0;
-  } task;
+  };
+  GradientsAreTheBatch task;
   const auto monitor = std::make_shared<PrecisionMonitor>(PrecisionMonitorOptions{.every_n_steps = 1});
-  Trainer trainer({.device = "cpu", .callbacks = {monitor}});
+  Trainer trainer({.device = "cpu", .callbacks = {monitor, std::make_shared<Throws>()}});
   ListLoader train(std::vector<Batch>{batch_of({1, 1, 1, 1}), batch_of({1, 1, 1, 1})});
   EXPECT_THROW(trainer.fit(task, train), std::runtime_error);
   EXPECT_EQ(monitor->report()->global_step, 1);

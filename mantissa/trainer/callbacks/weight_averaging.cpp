@@ -34,7 +34,6 @@ void EMAWeightAveraging::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/)
         callback.get() == this || !dynamic_cast<const EMAWeightAveraging*>(callback.get()),
         "EMAWeightAveraging: the Trainer has two of these callbacks, and only one can replace the weights by "
         "its average; leave one out, or average with Ema in a callback of your own");
-  averaged_.reset();
   ema_.emplace(*trainer.module(), options_.ema);
   fitting_ = true;
 }
