@@ -82,6 +82,14 @@ TEST(MeanMetrics, AddsWhatAnotherHasOnADevice) {
   EXPECT_TRUE(StateReader(metrics.state_dict()).at("loss").find("device").has_value());
 }
 
+TEST(MeanMetrics, ASavedWeightMayBeAnyPositiveNumber) {
+  MeanMetrics metrics, resumed;
+  metrics.add("loss", 3.0, 0.25);
+  const StateDict state = metrics.state_dict();
+  resumed.load_state_dict(StateReader(state));
+  EXPECT_EQ(resumed.compute().at("loss"), 3.0);
+}
+
 TEST(StepTimes, TheMedianIsOfTheTimesAndTheRateOfAll) {
   StepTimes times;
   EXPECT_EQ(times.median_ms(), 0);
