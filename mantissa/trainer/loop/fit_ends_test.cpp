@@ -11,6 +11,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/io/checkpoint.h"
 #include "mantissa/precision/precision.h"
 #include "mantissa/trainer/strategy.h"
 #include "mantissa/trainer/test_support_internal.h"
