@@ -35,7 +35,7 @@ struct Batch {
   }
 
  private:
-  /// Returns the first dimension of the first tensor that has any.
+  /// Returns the size of the first dimension of the first tensor that has dimensions; nothing if none has.
   std::optional<int64_t> samples() const {
     for (const at::Tensor* tensor : {&data, &target})
       if (tensor->defined() && tensor->dim() > 0) return tensor->size(0);

@@ -137,7 +137,7 @@ TEST_F(CheckpointSystemCallsTest, WorksOnAFileSystemWhoseInodeNumbersDoNotLast) 
     return Answer{.other_inode = call.name == "fstat"};
   });
   const FolderLock lock(folder_);
-  EXPECT_EQ(locked, 100) << "it stops to look for the same number";
+  EXPECT_EQ(locked, 100) << "it stops looking for the same number";
   fs::create_directory(folder_ / "run");
   const HeldFolder held(folder_ / "run");
   fs::remove(folder_ / "run");

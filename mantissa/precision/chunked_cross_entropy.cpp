@@ -24,11 +24,11 @@ void check(const OutputLayer& output_layer, const at::Tensor& hidden_states, con
   TORCH_CHECK_VALUE(output_layer, "chunked_cross_entropy: got no output layer");
   TORCH_CHECK_VALUE(chunk > 0, "chunked_cross_entropy: a chunk of ", chunk,
                     " positions; give at least 1, such as 1024");
-  TORCH_CHECK_VALUE(target.defined() && hidden_states.dim() == target.dim() + 1 &&
+  TORCH_CHECK_VALUE(target.defined() && target.dim() > 0 && hidden_states.dim() == target.dim() + 1 &&
                         hidden_states.sizes().slice(0, hidden_states.dim() - 1) == target.sizes(),
                     "chunked_cross_entropy: hidden states ", hidden_states.sizes(), " do not fit targets ",
                     target.defined() ? c10::str(target.sizes()) : "(none)",
-                    "; they are [..., width] where targets are [...]");
+                    "; they are [samples, ..., width] where targets are [samples, ...]");
 }
 
 at::Tensor float_logits(const OutputLayer& output_layer, const at::Tensor& x) {

@@ -19,7 +19,8 @@ struct ChunkedScores {
 ///
 /// `output_layer`: maps [n, width] to logits [n, vocabulary]. What it refers to must live until the backward pass.
 /// `chunk`:  the most positions whose logits exist at a time.
-/// Shapes:   hidden_states [..., width], target [...] of int64 -> a number. Positions with the target -100 do not count, as in torch.
+/// Shapes:   hidden_states [samples, ..., width], target [samples, ...] of int64 -> a number. Positions with the target -100 do
+///           not count, as in torch.
 /// Numerics: logits of 16 bits are cast to float32. Loss and gradients equal those of all logits at once up to rounding: sums
 ///           run chunk by chunk. Without any position that counts, the loss is NaN, as torch's is.
 /// Regions:  those of recompute(), which computes each chunk.

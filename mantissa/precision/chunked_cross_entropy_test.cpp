@@ -131,6 +131,7 @@ TEST(ChunkedCrossEntropy, RefusesWhatDoesNotFit) {
   EXPECT_THAT(loss(hidden, target[0], 4), HasSubstr("hidden states [2, 3, 16] do not fit targets [3]"));
   EXPECT_THAT(loss(hidden, target.narrow(1, 0, 2), 4), HasSubstr("do not fit targets [2, 2]"));
   EXPECT_THAT(loss(hidden, {}, 4), HasSubstr("do not fit targets (none)"));
+  EXPECT_THAT(loss(hidden[0][0], target[0][0], 4), HasSubstr("do not fit targets []"));
   EXPECT_THAT(error_of<c10::ValueError>([&] { chunked_scores(nullptr, hidden, target, 4); }),
               HasSubstr("no output layer"));
   EXPECT_THROW(chunked_cross_entropy(net.output_layer(), hidden, target + 50, 4), c10::IndexError);

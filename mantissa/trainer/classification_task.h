@@ -14,8 +14,9 @@ namespace mantissa {
 /// images to labels, tokens to next tokens. Validation logs `val_loss` and `val_accuracy`, and a test logs
 /// `test_loss` and `test_accuracy`. A prediction is the logits.
 ///
-/// Shapes:   logits [..., classes], target [...]; positions with the target -100 do not count, and all others have the same weight. A floating-point target has the shares of
-///           the classes, [..., classes], as mix_images() (data/images/mix.h) and label smoothing make them.
+/// Shapes:   logits [samples, ..., classes], target [samples, ...]; positions with the target -100 do not count, and all
+///           others have the same weight. A floating-point target has the shares of the classes, [samples, ..., classes],
+///           as mix_images() (data/images/mix.h) and label smoothing make them.
 /// Units:    losses are means in nats.
 /// Numerics: the loss is computed in float32 when the logits are 16-bit.
 /// Errors:   c10::ValueError when logits and targets do not fit.

@@ -478,7 +478,7 @@ TEST_F(SavedCheckpoints, WithoutRoomInAnotherFolderTheRunGoesOnToItsEnd) {
     void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
       if (batch.global_step != 3) return;
       fs::rename(folder, folder.string() + "-moved");
-      limit.emplace(1000);  // enough for a lock, and too little for a manifest
+      limit.emplace(1000);  // enough for a lock and the warnings, and too little for a manifest
     }
     void on_train_end(Trainer&) override {
       if (makes_room) limit.reset();
@@ -579,7 +579,7 @@ TEST_F(SavedCheckpoints, AWriteThatFailsSlowlyIsUndoneBeforeTheNext) {
 TEST_F(SavedCheckpoints, ABestThatCouldNotBeReplacedStaysOne) {
   struct Fills final : Callback {
     void on_epoch_end(Trainer&, int64_t, int64_t, const Metrics&) override {
-      limit.emplace(1000);  // too little for a manifest
+      limit.emplace(1000);  // enough for the warnings, and too little for a manifest
     }
     std::optional<FileSizeLimit> limit;
   };
