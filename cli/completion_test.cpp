@@ -84,7 +84,7 @@ TEST_F(Program, BashCompletes) {
   EXPECT_EQ(complete("inspect fit --no"), "--no-values ");
   EXPECT_EQ(complete("fit --precision bf"), "bf16-mixed bf16-true ");
   EXPECT_EQ(complete("fit --precision a"), "all ");
-  EXPECT_EQ(complete("resume --precision a"), " ") << "a run goes on in one mode";
+  EXPECT_EQ(complete("resume --precision a"), " ") << "a run is resumed in one mode";
   EXPECT_EQ(complete("fit --model r"), "resnet-tiny resnet18 resnet50 ");
   EXPECT_EQ(complete("fit --lr-schedule ''"), "constant cosine ");
   EXPECT_EQ(complete("fit --logger ''"), "csv tensorboard jsonl none ");

@@ -246,8 +246,9 @@ void add_generate(CLI::App& app) {
   add_number(*sub, "--seed", c.seed, "SEED", "seed of the choice of tokens [1]");
   add_text(*sub, "--stop-tokens", c.stop_tokens, "LIST",
            "tokens that end the text, such as 2,7, or none; left out: the model's own");
-  sub->add_flag("--slide", c.options.slide,
-                "when the context is full, forget its older half and go on; left out, the text ends there");
+  sub->add_flag(
+      "--slide", c.options.slide,
+      "when the context is full, forget its older half and continue; left out, the text ends there");
   add_json_flag(*sub, c.json);
   sub->add_flag("--quiet", c.model.quiet, "no times on standard error");
   add_fit_flags(*sub, c.model.flags, FlagsOf::kGenerate);

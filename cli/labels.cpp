@@ -38,7 +38,7 @@ void check_mixed_classes(const Labelled& labelled, int64_t model_classes) {
   TORCH_CHECK_VALUE(model_classes == classes, "--mixup and --cutmix make targets of the ", classes,
                     " classes of ", labelled.data_name, ", but ", labelled.model, " has ", model_classes,
                     "; ",
-                    labelled.takes_classes && model_classes <= kMostIdxClasses
+                    labelled.takes_classes && model_classes <= kMaxIdxClasses
                         ? c10::str("give --classes ", model_classes)
                         : c10::str("leave them out, or give a model with ", classes));
 }

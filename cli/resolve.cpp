@@ -225,8 +225,8 @@ void check_optimizer_state(const FitOptions& o) {
       " and small squared gradients are 0 there, so that updates become nan or far too large; choose "
       "--optimizer fused-adamw --stochastic-rounding, --master-weights true, --optimizer sgd, or "
       "--precision ",
-      canonical_mode(o.precision()) == "transformer-engine-float16" ? "transformer-engine or fp8-mixed"
-                                                                    : "16-mixed or bf16-true");
+      o.traits().layer_products == Format::kFloat8E4M3 ? "transformer-engine or fp8-mixed"
+                                                       : "16-mixed or bf16-true");
 }
 
 namespace {

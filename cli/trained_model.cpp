@@ -342,7 +342,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, DataUse use,
   run.options.names = load_record(command.folder).names;
   run.options.reads_labels = use != DataUse::kPrediction;
   FitOptions readable = run.options;
-  readable.classes = kMostIdxClasses;
+  readable.classes = kMaxIdxClasses;
   check_saved_paths(command.folder, command.flags, run.options);
   const bool is_other_data = command.flags.has("data"),
              splits = use == DataUse::kValidation || !is_other_data;

@@ -162,9 +162,8 @@ void check_range(const at::Tensor& values, at::ScalarType to, const std::string&
   if (values.numel() == 0) return;
   const auto [low, high] = at::aminmax(values);
   const double largest = std::max(-low.to(at::kDouble).item<double>(), high.to(at::kDouble).item<double>());
-  const double limit = to == at::kFloat8_e4m3fn ? 448
-                       : to == at::kFloat8_e5m2 ? 57344
-                                                : std::numeric_limits<double>::max();
+  const auto format = format_of(to);
+  const double limit = format ? info(*format).largest : std::numeric_limits<double>::max();
   TORCH_CHECK_VALUE(largest <= limit, "'", name, "' has values that ", to,
                     " cannot hold; restore it with --dtype fp32 or bf16");
 }

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Of red, green, blue and alpha.
-constexpr int64_t kMostColours = 4;
+constexpr int64_t kMaxColours = 4;
 
 /// The images, or rows of features, of a part, with a class for each.
 struct Part {
@@ -54,8 +54,7 @@ void check_array(const at::Tensor& data, const std::string& name) {
 /// Returns images of one channel for [n, height, width], and of one row for [n, features].
 at::Tensor as_images(const at::Tensor& data, const std::string& name) {
   check_array(data, name);
-  const bool is_channels_last =
-      data.dim() == 4 && data.size(3) <= kMostColours && data.size(1) > kMostColours;
+  const bool is_channels_last = data.dim() == 4 && data.size(3) <= kMaxColours && data.size(1) > kMaxColours;
   if (is_channels_last)
     TORCH_WARN("'", name, "' is ", data.sizes(), ", which is read as images of ", data.size(1),
                " channels and ", data.size(2), " x ", data.size(3),
@@ -90,10 +89,10 @@ Part read_part(const fs::path& folder, const std::string& prefix, const FitOptio
   TORCH_CHECK_VALUE(part.target.size(0) == part.data.size(0), "'", target.string(), "' has ",
                     part.target.size(0), " numbers, and '", data.string(), "' has ", part.data.size(0),
                     " samples");
-  constexpr int64_t kMostClasses = 65536;
+  constexpr int64_t kMaxClasses = 65536;
   const auto least = part.target.min().item<int64_t>(), largest = part.target.max().item<int64_t>();
-  TORCH_CHECK_VALUE(least >= 0 && largest < kMostClasses, "'", target.string(), "' has the class ",
-                    least < 0 ? least : largest, "; classes are numbered from 0 to ", kMostClasses - 1);
+  TORCH_CHECK_VALUE(least >= 0 && largest < kMaxClasses, "'", target.string(), "' has the class ",
+                    least < 0 ? least : largest, "; classes are numbered from 0 to ", kMaxClasses - 1);
   return part;
 }
 

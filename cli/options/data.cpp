@@ -45,7 +45,7 @@ std::vector<Option> data_options() {
        .to = to(&FitOptions::classes),
        .default_value = 0,
        .help = "number of classes of idx: labels; 0: taken from the labels, at least 10",
-       .range = {{0, kMostIdxClasses, "taken from the labels"}}},
+       .range = {{0, kMaxIdxClasses, "taken from the labels"}}},
       {.name = "target",
        .group = kGroup,
        .to = to(&FitOptions::target),

@@ -60,7 +60,7 @@ TEST_F(KeepInFp32, TheOutermostRegionEndsTheWatch) {
   {
     const Autocast outer(at::kCPU);
     { const Autocast inner(at::kCPU); }
-    EXPECT_FALSE(kept_weights::begin_watch()) << "the outer region's goes on";
+    EXPECT_FALSE(kept_weights::begin_watch()) << "the outer region's continues";
   }
   EXPECT_TRUE(kept_weights::begin_watch());
   kept_weights::end_watch();

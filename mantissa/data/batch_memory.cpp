@@ -37,10 +37,10 @@ struct BatchMemory::Free {
     return {c10::GetCPUAllocator()->allocate(bytes), bytes};
   }
   void give_back(Block block) {
-    constexpr size_t kMostBlocks = 8;
+    constexpr size_t kMaxBlocks = 8;
     Block oldest;  // is freed behind the lock
     const std::lock_guard lock(mutex);
-    if (blocks.size() == kMostBlocks) {
+    if (blocks.size() == kMaxBlocks) {
       oldest = std::move(blocks.front());
       blocks.erase(blocks.begin());
     }

@@ -241,7 +241,7 @@ at::Tensor positions_of(const std::vector<std::string>& fields, const std::vecto
 /// Numbers the classes, and sets the names of those.
 at::Tensor number_classes(const std::vector<std::string>& fields, std::vector<std::string>& classes,
                           const std::string& name) {
-  constexpr int64_t kMostClasses = 65536;
+  constexpr int64_t kMaxClasses = 65536;
   std::vector<int64_t> numbers;
   int64_t largest = 0;
   for (const std::string& field : fields) {
@@ -251,14 +251,14 @@ at::Tensor number_classes(const std::vector<std::string>& fields, std::vector<st
     numbers.push_back(*number);
   }
   if (numbers.size() == fields.size()) {
-    TORCH_CHECK_VALUE(largest < kMostClasses, "'", name, "' has the class ", largest,
+    TORCH_CHECK_VALUE(largest < kMaxClasses, "'", name, "' has the class ", largest,
                       ", and classes are numbered from 0 to 65535; choose another column with target");
     for (int64_t i = 0; i <= largest; ++i) classes.push_back(std::to_string(i));
     return at::tensor(numbers, at::TensorOptions(at::kLong).device(at::kCPU));
   }
   std::map<std::string, int64_t> found;
   for (const std::string& field : fields) found.emplace(field, 0);
-  TORCH_CHECK_VALUE(std::ssize(found) <= kMostClasses, "'", name, "' has ", found.size(),
+  TORCH_CHECK_VALUE(std::ssize(found) <= kMaxClasses, "'", name, "' has ", found.size(),
                     " different classes; choose another column with target");
   for (auto& [text, number] : found) {
     number = std::ssize(classes);

@@ -28,7 +28,7 @@ at::Tensor read_idx(const std::filesystem::path& path);
 at::Tensor parse_idx(std::string_view bytes, const std::string& name);
 
 /// The number of classes that labels of one byte can tell apart.
-inline constexpr int64_t kMostIdxClasses = 256;
+inline constexpr int64_t kMaxIdxClasses = 256;
 
 /// Images with one class each, ready for training.
 struct IdxDataset {

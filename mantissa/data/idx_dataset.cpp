@@ -138,8 +138,8 @@ bool has_idx_val_part(const fs::path& folder) {
 }
 
 IdxDataset load_idx_dataset(const fs::path& path, int64_t classes, IdxLabels labels) {
-  TORCH_CHECK_VALUE(classes >= 0 && classes <= kMostIdxClasses, "load_idx_dataset: ", classes,
-                    " classes; labels are bytes, so choose 1 to ", kMostIdxClasses,
+  TORCH_CHECK_VALUE(classes >= 0 && classes <= kMaxIdxClasses, "load_idx_dataset: ", classes,
+                    " classes; labels are bytes, so choose 1 to ", kMaxIdxClasses,
                     ", or 0 to take what the labels show");
   const std::vector<Pair> pairs = find_pairs(path, labels);
   const Pair* train = &pairs.front();

@@ -23,7 +23,7 @@ static_assert(std::endian::native == std::endian::little, "values are read as th
 using Json = nlohmann::json;
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr int64_t kMaxHeader = 1 << 16, kMostSizes = 32;
+constexpr int64_t kMaxHeader = 1 << 16, kMaxSizes = 32;
 
 constexpr std::array<std::pair<std::string_view, at::ScalarType>, 9> kDtypes{{{"b1", at::kBool},
                                                                               {"i1", at::kChar},
@@ -114,7 +114,7 @@ NpyHeader parse_npy_header(std::string_view bytes, int64_t file_size, const std:
   const Json fields = Json::parse(as_json(bytes.substr(start, length)), nullptr, /*allow_exceptions=*/false);
   const bool is_whole = fields.is_object() && fields.contains("descr") && fields.contains("fortran_order") &&
                         fields["fortran_order"].is_boolean() && fields.contains("shape") &&
-                        fields["shape"].is_array() && fields["shape"].size() <= kMostSizes;
+                        fields["shape"].is_array() && fields["shape"].size() <= kMaxSizes;
   TORCH_CHECK_VALUE(is_whole, "'", name, "' has a damaged header; save the array again");
   NpyHeader header{.dtype = dtype_of(fields["descr"], name),
                    .is_fortran_order = fields["fortran_order"].get<bool>(),

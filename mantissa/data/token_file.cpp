@@ -30,7 +30,7 @@ namespace {
 
 /// llm.c's header: 256 numbers of 32 bits, of which the first three say what follows.
 constexpr int64_t kHeaderBytes = 1024;
-constexpr int64_t kMostCounted = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxCounted = std::numeric_limits<int32_t>::max();
 
 struct Header {
   TokenFormat format;
@@ -138,7 +138,7 @@ std::string narrow(const at::Tensor& tokens) {
 }
 
 std::string header_bytes(const Header& header, int64_t count) {
-  TORCH_CHECK_VALUE(count <= kMostCounted, "write_token_file: a header counts at most ", kMostCounted,
+  TORCH_CHECK_VALUE(count <= kMaxCounted, "write_token_file: a header counts at most ", kMaxCounted,
                     " tokens, and there are ", count, "; write several files, or one without a header");
   std::array<uint32_t, kHeaderBytes / sizeof(uint32_t)> numbers{header.magic, header.version,
                                                                 static_cast<uint32_t>(count)};

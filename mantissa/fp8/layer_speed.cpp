@@ -87,12 +87,12 @@ std::optional<SecondsOf> injected;
 
 double seconds_on(at::Device device, const std::function<void()>& run) {
   constexpr double kEnough = 5e-3;
-  constexpr int kMost = 64;
+  constexpr int kMaxCalls = 64;
   for (int i = 0; i < 2; ++i) run();  // the first calls choose algorithms and reserve memory
   wait_for(device);
   const auto begin = std::chrono::steady_clock::now();
   int calls = 0;
-  for (int more = 1; calls < kMost && seconds_since(begin) < kEnough; more *= 2) {
+  for (int more = 1; calls < kMaxCalls && seconds_since(begin) < kEnough; more *= 2) {
     for (int i = 0; i < more; ++i) run();
     wait_for(device);
     calls += more;

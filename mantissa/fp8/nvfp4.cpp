@@ -21,14 +21,13 @@ namespace mantissa {
 namespace {
 
 constexpr int64_t kNVFP4Block = kernels::kE2M1Block;
-constexpr float kLargestCode = 6, kLargestScale = 448;
 constexpr float kLargestScaleOfTensor = std::numeric_limits<float>::max();
 constexpr uint8_t kNaN = 0x7f;
 
 float tensor_scale(const fp8::Rows& x) {
   const float amax =
       kernels::cpu::find_magnitudes({x.tensor.const_data_ptr(), x.element, x.tensor.numel()}).largest;
-  const float scale = std::min(kLargestScale * kLargestCode / amax, kLargestScaleOfTensor);
+  const float scale = std::min(fp8::kLargestScale * fp8::kLargestCode / amax, kLargestScaleOfTensor);
   return amax == 0 || scale == 0 ? 1 : scale;
 }
 
@@ -69,7 +68,7 @@ class BandQuantizer {
                                   tile_.cols, /*keeps_nan=*/true, numbers});
     uint8_t* const block_scales = block_scales_ + band.index;
     build_.quantize({numbers, kernels::Element::kFloat32, block_scales, band.count, kernels::Fp8::kE4M3,
-                     scale_ / kLargestCode});
+                     scale_ / fp8::kLargestCode});
     for (int64_t i = 0; i < band.count; ++i) {
       block_scales[i] &= 0x7f;  // the sign of NaN has no meaning
       numbers[i] = factors_[block_scales[i]];

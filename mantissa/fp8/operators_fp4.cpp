@@ -16,7 +16,7 @@
 namespace mantissa::fp8::operators {
 namespace {
 
-constexpr float kLargestCode = 6, kLargestScale = 448, kLargestFloat = std::numeric_limits<float>::max();
+constexpr float kLargestFloat = std::numeric_limits<float>::max();
 
 /// Implements philox() with int64 tensors, which hold the 32-bit words.
 struct Words {

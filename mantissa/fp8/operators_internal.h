@@ -18,6 +18,13 @@
 #include "mantissa/fp8/quantized_fp8.h"
 #include "mantissa/fp8/tiles_internal.h"
 
+namespace mantissa::fp8 {
+
+/// The largest values of NVFP4's codes (E2M1), and of the scales of its blocks (E4M3).
+inline constexpr float kLargestCode = 6, kLargestScale = 448;
+
+}  // namespace mantissa::fp8
+
 namespace mantissa::fp8::operators {
 
 /// Returns a number for quotients: at::reciprocal() and a division by a scalar would round differently. It is made on the

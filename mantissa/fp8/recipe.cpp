@@ -7,6 +7,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/overloaded.h>
 
+#include "mantissa/core/formats.h"
+
 namespace mantissa {
 
 Fp8Format fp8_format_of(std::string_view name) {
@@ -25,7 +27,7 @@ at::ScalarType fp8_dtype(Fp8Format format, Fp8Pass pass) {
 float fp8_max(at::ScalarType dtype) {
   TORCH_CHECK_TYPE(dtype == at::kFloat8_e4m3fn || dtype == at::kFloat8_e5m2, "fp8_max: got ", dtype,
                    "; use Float8_e4m3fn or Float8_e5m2");
-  return dtype == at::kFloat8_e4m3fn ? 448.0F : 57344.0F;
+  return static_cast<float>(info(*format_of(dtype)).largest);
 }
 
 float fp8_scale(float amax, float max, const Fp8ScaleOptions& options) {

@@ -72,7 +72,7 @@ Tensor product_of(const Adapter& adapter, at::ScalarType dtype) {
 }
 
 /// Returns DoRA's factor of each row, magnitude / length, in float32. The length counts as a constant for
-/// gradients: section 4.3 of the paper.
+/// gradients (Liu et al. 2024, arXiv:2402.09353, section 4.3).
 Tensor row_factors(const Adapter& adapter, const Tensor& base) {
   Tensor lengths;
   {

@@ -52,7 +52,7 @@ class ConfigFields {
 };
 
 /// The most layers and token ids that a config.json may have, far above those of any model.
-inline constexpr int64_t kMostLayers = 10'000, kMostTokens = int64_t{1} << 21;
+inline constexpr int64_t kMaxLayers = 10'000, kMaxTokens = int64_t{1} << 21;
 
 /// Returns 'file', for messages.
 std::string quoted(const std::string& file);

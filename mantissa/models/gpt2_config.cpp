@@ -40,8 +40,8 @@ Gpt2Options parse_gpt2_config(std::string_view text, const std::string& file) {
   fields.read("eos_token_id", options.eos_token_id);
   fields.find("pad_token_id");  // unlike a Llama's, its vector is trained
   fields.check_nothing_else();
-  fields.check_at_most("n_layer", options.n_layer, kMostLayers);
-  fields.check_at_most("vocab_size", options.vocab_size, kMostTokens);
+  fields.check_at_most("n_layer", options.n_layer, kMaxLayers);
+  fields.check_at_most("vocab_size", options.vocab_size, kMaxTokens);
   check_gpt2_options(options, quoted(file));
   return options;
 }

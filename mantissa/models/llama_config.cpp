@@ -100,8 +100,8 @@ LlamaOptions parse_llama_config(std::string_view text, const std::string& file) 
   fields.read("bos_token_id", options.bos_token_id);
   fields.read("eos_token_id", options.eos_token_id);
   fields.check_nothing_else();
-  fields.check_at_most("num_hidden_layers", options.num_hidden_layers, kMostLayers);
-  fields.check_at_most("vocab_size", options.vocab_size, kMostTokens);
+  fields.check_at_most("num_hidden_layers", options.num_hidden_layers, kMaxLayers);
+  fields.check_at_most("vocab_size", options.vocab_size, kMaxTokens);
   fields.check_above_0("num_key_value_heads", options.num_key_value_heads);
   fields.check_above_0("head_dim", options.head_dim);
   check_llama_options(options, quoted(file));

@@ -101,10 +101,10 @@ at::Tensor decode_states_by_operations(const BlockwiseCodes& states, DynamicMap 
 }
 
 BlockwiseCodes encode_states4_by_operations(const at::Tensor& values, DynamicMap map) {
-  constexpr double kLargest = std::numeric_limits<float>::max(), kLeast = 1e-12F;
+  constexpr double kLargest = std::numeric_limits<float>::max(), kMinAbsmax = 1e-12F;
   const at::Tensor blocks = values.reshape({-1, kState4Block});
   const at::Tensor sizes = blocks.nan_to_num(0, kLargest, -kLargest).abs();
-  const at::Tensor absmax = sizes.amax(1, true).clamp_min(kLeast);
+  const at::Tensor absmax = sizes.amax(1, true).clamp_min(kMinAbsmax);
   const at::Tensor x = blocks * absmax.reciprocal();
   at::Tensor codes = map == DynamicMap::kSigned ? at::bucketize(x, tables_on(map, x.device()).least4,
                                                                 /*out_int32=*/true, /*right=*/true)

@@ -42,7 +42,7 @@ class Fp8Mode : public Base {
   StepResult step(torch::optim::Optimizer& optimizer, const Precision::LossClosure& closure) override;
 
  private:
-  /// Returns the model's parameters that `optimizer` steps, also through master weights.
+  /// Returns the model's parameters that `optimizer` steps, directly or through their master weights.
   std::vector<at::Tensor> weights_of(const torch::optim::Optimizer& optimizer) const;
 
   at::Device device_;
@@ -58,11 +58,11 @@ extern template class Fp8Mode<TrueDtype>;
 ///
 /// Weights:  see Fp8Layers: optimizers, files and checkpoints see ordinary weights.
 /// Numerics: a layer computes as linear_fp8(): inputs and results are bfloat16, and sums are float32.
-/// Scales:   those of a layer move on once per step of the optimizer that steps its weight. Transformer Engine moves them with
-///           each forward and backward pass; both agree where a step has one micro-batch.
+/// Scales:   those of a layer are updated once per step of the optimizer that steps its weight. Transformer Engine updates
+///           them in each forward and backward pass; the two agree if a step has one micro-batch.
 /// Memory:   that of bf16-mixed. A layer keeps the codes of its input for backward, and those of its weight: 1 byte per
 ///           value.
-/// Devices:  fp8_support() says which multiply the codes by instructions of their own. All others multiply them in float32.
+/// Devices:  fp8_support() tells which devices have FP8 instructions. All others multiply the codes in float32.
 /// Errors:   those of Fp8Layers::check(), from convert_module() and before anything changes.
 ///           c10::ValueError if native products are required on a device that has none.
 /// Source:   Micikevicius et al. 2022, arXiv:2209.05433; Transformer Engine.

@@ -13,8 +13,8 @@ namespace mantissa {
 struct ByteImageOptions {
   /// What is subtracted from each channel of pixels from 0 to 1, and what it is divided by; empty: 0 and 1.
   std::vector<float> mean = {}, std = {};
-  /// Each image moves by up to so many pixels in both directions, with 0 (before normalization) from outside
-  /// (torchvision: RandomCrop with padding).
+  /// Shifts each image by up to `padding` pixels in both directions at random, as torchvision's RandomCrop with padding
+  /// does. Pixels from outside are 0 before normalization.
   int64_t padding = 0;
   /// Probability with which an image is mirrored.
   double flip_probability = 0;
@@ -24,7 +24,7 @@ struct ByteImageOptions {
 ///
 /// Shapes:   `images` uint8 [n, channels, height, width], `target` [n] of any dtype; a batch has data float32 of the images' shape.
 /// Numerics: (pixel / 255 - mean) / std, each operation rounded, as torchvision's ToTensor and Normalize.
-/// Memory:   1 byte per value; batches have the memory of earlier ones.
+/// Memory:   1 byte per value; a batch reuses the memory of an earlier one that is no longer in use.
 /// Errors:   c10::ValueError for other shapes, no image, numbers of channels that differ, a std of 0, a padding below 0 or
 ///           of the image's size and more, and a probability outside 0 to 1.
 /// Example:  byte_images_test.cpp, ByteImages.AreMovedAndMirrored
@@ -44,7 +44,7 @@ class ByteImageDataset final : public Dataset {
 
   at::Tensor images_, target_;
   ByteImageOptions options_;
-  std::vector<float> values_;  ///< of each byte, for each channel
+  std::vector<float> values_;  ///< the normalized value of each byte, per channel
   BatchMemory memory_;
 };
 

@@ -116,8 +116,8 @@ std::string_view ImageFolder::read(int64_t index, std::string& buffer) const {
   if (::fstat(file, &status) != 0) refuse();
   TORCH_CHECK(S_ISREG(status.st_mode), "cannot read '", path,
               "': it is not a regular file; remove it from the folder");
-  constexpr int64_t kMostBytes = int64_t{1} << 30;
-  TORCH_CHECK_VALUE(status.st_size <= kMostBytes, "cannot read '", path, "': ", status.st_size,
+  constexpr int64_t kMaxBytes = int64_t{1} << 30;
+  TORCH_CHECK_VALUE(status.st_size <= kMaxBytes, "cannot read '", path, "': ", status.st_size,
                     " bytes are no image; remove it from the folder");
   buffer.resize(static_cast<size_t>(status.st_size));
   size_t done = 0;

@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::string_view_literals;
 
-/// libjpeg's errors return to the call of begin(). No object with a destructor may be made between the two.
+/// libjpeg's errors jump back to the last setjmp(). No object with a destructor may be made after it.
 struct JpegErrors : jpeg_error_mgr {
   std::jmp_buf back = {};
   char text[JMSG_LENGTH_MAX] = {};  ///< the error, or the warning that the data are cut off or corrupt
@@ -37,12 +37,12 @@ struct JpegErrors : jpeg_error_mgr {
       return;
     on_error(codec);
   }
-  /// A progressive file may go over all its pixels again for a few bytes.
+  /// A malicious progressive file may have thousands of scans of a few bytes each, and each costs a pass over all pixels.
   static void on_progress(j_common_ptr codec) {
-    constexpr int kMostScans = 500;  // encoders write about ten
-    if (reinterpret_cast<j_decompress_ptr>(codec)->input_scan_number <= kMostScans) return;
+    constexpr int kMaxScans = 500;  // encoders write about ten
+    if (reinterpret_cast<j_decompress_ptr>(codec)->input_scan_number <= kMaxScans) return;
     JpegErrors& errors = of(codec);
-    std::snprintf(errors.text, sizeof errors.text, "it has more than %d scans", kMostScans);
+    std::snprintf(errors.text, sizeof errors.text, "it has more than %d scans", kMaxScans);
     std::longjmp(errors.back, 1);
   }
   static void ignore(j_common_ptr /*codec*/) {}
@@ -112,7 +112,8 @@ class JpegDecoder final : public ImageDecoder {
     codec_.scale_denom = static_cast<unsigned>(shrink);
     codec_.out_color_space = inks ? JCS_CMYK : JCS_RGB;
     jpeg_start_decompress(&codec_);
-    // Chroma is interpolated from the neighbours, so a column at the edge of what is decoded would differ.
+    // Chroma is interpolated from neighbouring columns. A margin is decoded, so that columns at the edge of the part equal those
+    // of a whole image.
     constexpr int64_t kMargin = 2;
     const int64_t begin = std::max<int64_t>(part.left - kMargin, 0);
     const int64_t end = std::min<int64_t>(part.left + part.width + kMargin, codec_.output_width);

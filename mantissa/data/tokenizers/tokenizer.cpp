@@ -16,7 +16,7 @@ using tokenizers::Prepend;
 using tokenizers::WordCache;
 
 /// Words beyond these limits are encoded again whenever they occur.
-constexpr size_t kMostCachedWords = 100'000, kLongestCachedWord = 64;
+constexpr size_t kMaxCachedWords = 100'000, kLongestCachedWord = 64;
 
 /// Encodes the text between added tokens.
 class SectionEncoder {
@@ -77,7 +77,7 @@ class SectionEncoder {
     const size_t before = to_.size();
     encode_word(text);
     if (text.size() > kLongestCachedWord) return;
-    if (cache_->size() >= kMostCachedWords) cache_->clear();
+    if (cache_->size() >= kMaxCachedWords) cache_->clear();
     cache_->emplace(text, std::vector<int64_t>(to_.begin() + static_cast<std::ptrdiff_t>(before), to_.end()));
   }
   void encode_word(std::string_view text) {

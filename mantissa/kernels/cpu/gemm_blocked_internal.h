@@ -125,9 +125,9 @@ struct PackedRows {
   const float* at;
 };
 
-/// The micro-kernel loads a micro-panel of b this many steps of k ahead into the L1 cache. Such a panel fills
-/// that cache alone with AVX-512, so that it comes from the L2 cache each time; the CPU's own prefetching leaves
-/// waits of 1.5 % of a product's time on a quiet machine, and of 6 % beside other programs.
+/// The micro-kernel prefetches b into the L1 cache this many steps of k ahead. With AVX-512 a micro-panel of b
+/// fills that cache, so each use reads it from L2. Without prefetching, the waits cost 1.5 % of a product's time on
+/// a quiet machine and 6 % beside other programs.
 constexpr int64_t kPrefetchedSteps = 16;
 
 /// The micro-kernel, the innermost loop. It computes kTileRows rows and kTileVectors vectors of a micro-tile:

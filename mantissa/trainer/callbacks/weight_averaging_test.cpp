@@ -147,7 +147,7 @@ TEST(EMAWeightAveraging, ACheckpointInsideAValidationHasBothWeights) {
   EXPECT_NE(task.validated[0], -3) << "the average";
   EXPECT_EQ(saves->average, task.validated[0]);
   EXPECT_EQ(saves->trained, -3);
-  EXPECT_EQ(task.validated[2], task.validated[0]) << "the validation goes on with the average";
+  EXPECT_EQ(task.validated[2], task.validated[0]) << "the validation continues with the average";
 }
 
 }  // namespace

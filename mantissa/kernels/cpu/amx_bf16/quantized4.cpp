@@ -64,9 +64,9 @@ struct Row {
 /// Whether the sum of kTerms bf16 numbers can be each value of a row: values must be finite in bf16, and the smaller
 /// numbers of the largest value no denormals, which AMX takes for 0.
 bool is_representable(Float largest, Float not_finite) {
-  constexpr float kMost = 0x1.FEp127F, kLeast = 0x1p-100F;
+  constexpr float kMaxValue = 0x1.FEp127F, kMinValue = 0x1p-100F;
   const float most = _mm512_reduce_max_ps(largest);
-  return !Single::is_nan(not_finite) && most <= kMost && (most >= kLeast || most == 0);
+  return !Single::is_nan(not_finite) && most <= kMaxValue && (most >= kMinValue || most == 0);
 }
 
 /// Packs a row into line `line` of the tiles of a micro-tile's operand a, which has two tiles for each term of each
