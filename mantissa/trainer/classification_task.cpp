@@ -37,9 +37,8 @@ Scored score(const ClassificationTask::Forward& forward, const Batch& batch) {
       "ClassificationTask: logits ", logits.sizes(), " do not fit ",
       has_shares ? "floating-point targets " : "targets ",
       target.defined() ? c10::str(target.sizes()) : "(none)",
-      "; logits are [samples, ..., classes] where targets are numbers of classes [samples, ...] or shares of "
-      "them "
-      "[samples, ..., classes]");
+      "; logits are [samples, ..., classes] where targets are numbers of classes [samples, ...] or shares "
+      "of them [samples, ..., classes]");
   const bool reduced = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
   const at::Tensor wide = (reduced ? logits.to(at::kFloat) : logits).flatten(0, -2);
   return {wide, has_shares ? target.flatten(0, -2).to(wide.scalar_type()) : target.flatten()};

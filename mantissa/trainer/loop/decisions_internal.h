@@ -33,8 +33,9 @@ struct Decision {
 /// Makes the decisions between batches, which several processes must make alike. Here a fit checks signals,
 /// the clock and stop(), and asks callbacks whether a checkpoint is due. Any process's answer counts for
 /// every process (max_of_processes()). The two functions below do the same inside a pass without gradients,
-/// and FitRun::can_retry() inside a step. Everything else follows from numbers that are the same everywhere: counts, metrics, which are means over
-/// all processes, and skipped steps, which follow from gradients that were summed over the processes.
+/// and FitRun::can_retry() inside a step. Everything else follows from numbers that are the same everywhere:
+/// counts, metrics, which are means over all processes, and skipped steps, which follow from gradients that were
+/// summed over the processes.
 ///
 /// Its saved state is a stop() that waits for min_epochs or min_steps. One that has ended a run is not saved:
 /// who resumes that run wants it to continue.
