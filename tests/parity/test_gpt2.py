@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from exact import assert_as_exact, gradients
+from exact import TOLERANCE, assert_as_exact, gradients
 from safetensors.torch import load_file, save_file
 
 SMALL = {"vocab_size": 53, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 40, "initializer_range": 0.2,
@@ -16,8 +16,6 @@ CONFIGS = {
     "another width and exact GELU": {"n_inner": 80, "activation_function": "gelu", "layer_norm_epsilon": 1e-3},
     "no dropout": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 7},
 }
-# Products with transposed weights, and GELU in one operation, round otherwise.
-TOLERANCE = 1e-6
 
 
 def make(changes, seed=0):
@@ -38,6 +36,7 @@ def inputs(batch=3, length=40):
 
 def assert_close(ours, theirs, name):
     assert ours.shape == theirs.shape, name
+    # Products with transposed weights, and GELU in one operation, round otherwise.
     assert (ours - theirs).abs().max() <= TOLERANCE * theirs.abs().max(), name
 
 
@@ -52,7 +51,7 @@ def test_logits_and_gradients(tmp_path, runner, changes, length):
     logits.backward(given["upstream"])
     assert_close(ours.pop("logits"), logits, "logits")
     theirs = {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
-    assert_as_exact(ours, theirs, gradients(model, given["tokens"], given["upstream"]), TOLERANCE)
+    assert_as_exact(ours, theirs, gradients(model, given["tokens"], given["upstream"]))
 
 
 @pytest.mark.parametrize("shard_bytes", [0, 20000])
