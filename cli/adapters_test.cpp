@@ -241,8 +241,7 @@ TEST_F(Adapters, DequantizedFilesHaveNoPackedWeights) {
   write("text.txt", text);
   const Outcome tuned =
       fit("--model gpt-tiny --data text:text.txt --precision nf4-dq --lora r=2,targets=qkv+projection "
-          "--max-steps 1 "
-          "--limit-val-batches 1 --output run");
+          "--max-steps 1 --limit-val-batches 1 --output run");
   ASSERT_EQ(tuned.status, 0) << tuned.err;
   const Outcome merged = run("merge run --device cpu --dequantize --output plain.safetensors");
   ASSERT_EQ(merged.status, 0) << merged.err;

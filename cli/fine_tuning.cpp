@@ -18,6 +18,7 @@
 #include "mantissa/models/public_model.h"
 #include "mantissa/models/weight_form.h"
 #include "mantissa/weights/named_parts.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa::cli {
 namespace {
@@ -44,7 +45,7 @@ std::vector<std::string> all_names(const std::map<std::string, at::Tensor>& para
   return {names.begin(), names.end()};
 }
 
-/// Loads tensors one by one under the names of the model's files, so that errors have these names.
+/// Loads tensors one by one under the names of the model's files, so that errors use these names.
 void load_plain(torch::nn::Module& model, const std::filesystem::path& file, const std::string& head) {
   const auto* const known = dynamic_cast<const PublicModel*>(&model);
   std::map<std::string, at::Tensor> own = named_weights(model);
@@ -73,7 +74,7 @@ std::string output_layer(const torch::nn::Module& model, const std::string& flag
 namespace {
 
 /// Loads the weights of a file as load_model_weights() does, except those of the output layer, which keeps its values.
-/// The file's may have another shape, or be missing.
+/// The file's output layer may have another shape, or be missing.
 void load_weights_below_head(torch::nn::Module& model, const std::filesystem::path& file,
                              const FitOptions& o) {
   const std::string head = output_layer(model, "--new-head");
@@ -130,10 +131,11 @@ void train_only(torch::nn::Module& model, const std::vector<std::string>& names)
       if (is_of_adapter(parameter) ||
           !(is_selected(parameter, name, head) || is_selected(in_files, name, head)))
         continue;
-      TORCH_CHECK_VALUE(
-          plain.contains(parameter), "--train-only ", name, ": '", parameter,
-          "' is quantized or has an adapter, and cannot be trained itself; leave it out, or give "
-          "exclude= in --lora");
+      const bool has_adapter = is_adapted(tensor);
+      TORCH_CHECK_VALUE(plain.contains(parameter), "--train-only ", name, ": '", parameter,
+                        has_adapter ? "' has an adapter" : "' is quantized",
+                        ", so it cannot be trained directly; remove it from --train-only",
+                        has_adapter ? ", or exclude its layer from --lora (exclude=...)" : "");
       is_known = true;
       selected.insert(parameter);
     }

@@ -230,8 +230,7 @@ TEST_F(Fp8Runs, WeightsThatAreStoredInFp8AreResumedValidatedAndRestored) {
 TEST_F(Fp8Runs, WeightsThatAreStoredInFp8FitEveryRecipeAndMonitor) {
   const std::string words =
       "--model mlp --precision transformer-engine --fp8-primary-weights true --lr-schedule constant "
-      "--max-steps "
-      "30 ";
+      "--max-steps 30 ";
   const auto loss = [&](const std::string& text) {
     return nlohmann::json::parse(text)["val_loss"].get<double>();
   };

@@ -125,8 +125,8 @@ TEST_F(GenerateCommand, ARunContinuesText) {
 
 TEST_F(GenerateCommand, ErrorsNameTheFlagAndTheCure) {
   const std::string tokens = "llama --prompt-tokens 1,2 ";
-  expect_error(generate("llama"), 2, {"--prompt TEXT or --prompt-tokens LIST"});
-  expect_error(generate(tokens + "--prompt a"), 2, {"one of the two"});
+  expect_error(generate("llama"), 2, {"give either --prompt TEXT or --prompt-tokens LIST"});
+  expect_error(generate(tokens + "--prompt a"), 2, {"give either --prompt TEXT or --prompt-tokens LIST"});
   expect_error(generate("llama --prompt hello"), 2, {"'llama' is no run", "--prompt-tokens"});
   expect_error(generate("llama --prompt ''"), 2, {"--prompt is empty"});
   expect_error(generate("llama --prompt-tokens ''"), 1, {"the prompt is empty"});

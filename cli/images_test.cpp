@@ -197,8 +197,7 @@ TEST_F(Images, ABatchOfBadImagesIsLeftOut) {
   write("photos/train/dark/text.jpg", "this is no image");
   const std::string alone =
       "--data images:photos --corrupt-images skip --model resnet-tiny --image-size 24 --batch-size 1 "
-      "--precision 32-true "
-      "--lr-schedule constant --mixup 0.2 ";
+      "--precision 32-true --lr-schedule constant --mixup 0.2 ";
   ASSERT_EQ(fit(alone + "--max-epochs 1 --output whole").status, 0);
   EXPECT_EQ(json::parse(read(folder_ / "whole/result.json"))["steps"], 13) << "the batch is counted";
   ASSERT_EQ(fit(alone + "--max-steps 7 --output run").status, 0);

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <optional>
 
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
@@ -24,13 +23,14 @@ namespace {
 std::string dtype_of(const SafetensorsLayout& weights) {
   static const std::map<at::ScalarType, const char*> names{
       {at::kDouble, "float64"}, {at::kFloat, "float32"}, {at::kBFloat16, "bfloat16"}, {at::kHalf, "float16"}};
-  std::map<at::ScalarType, uint64_t> bytes;
+  std::map<at::ScalarType, uint64_t> values;
   for (const auto& file : weights.files)
     for (const auto& [name, entry] : file.header.tensors)
-      if (is_castable(entry.dtype)) bytes[entry.dtype] += entry.end - entry.begin;
-  const auto most = std::max_element(bytes.begin(), bytes.end(),
+      if (is_castable(entry.dtype))
+        values[entry.dtype] += (entry.end - entry.begin) / c10::elementSize(entry.dtype);
+  const auto most = std::max_element(values.begin(), values.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == bytes.end() || !names.contains(most->first) ? "" : names.at(most->first);
+  return most == values.end() || !names.contains(most->first) ? "" : names.at(most->first);
 }
 
 }  // namespace
@@ -40,8 +40,8 @@ std::string config_for(const SafetensorsLayout& weights, const std::filesystem::
   const std::string text(std::istreambuf_iterator<char>(in), {}), dtype = dtype_of(weights);
   auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (dtype.empty() || !json.is_object()) return text;
-  const char* const key =
-      json.contains("dtype") ? "dtype" : "torch_dtype";  // the first since transformers 4.56
+  // transformers 4.56 and newer write "dtype", older ones "torch_dtype".
+  const char* const key = json.contains("dtype") ? "dtype" : "torch_dtype";
   if (json[key] == dtype) return text;
   json[key] = dtype;
   return json.dump(2) + "\n";

@@ -13,8 +13,8 @@
 namespace mantissa::cli {
 namespace {
 
-/// Returns the bound of a range as people write it: 1e6, but 1048576; 0.0001, but 1e-6.
-std::string bound(double number) {
+/// Formats a bound for an error: 1000000 becomes 1e6, 1048576 stays as it is, and 1e-06 becomes 1e-6.
+std::string format_bound(double number) {
   std::string text = fmt::format("{:.10g}", number);
   for (const char* const padding : {"e+", "e-0"})
     if (const size_t at = text.find(padding); at != std::string::npos)
@@ -50,10 +50,11 @@ const OptionValue& default_of(const Option& option, bool reads_text) {
 
 std::string cure_of(const Range& range) {
   const std::string meaning = range.low_means;
-  const std::string from = "choose " + bound(range.low) + (meaning.empty() ? "" : " (" + meaning + ")");
+  const std::string from =
+      "choose " + format_bound(range.low) + (meaning.empty() ? "" : " (" + meaning + ")");
   if (range.high == kLargest) return from + " or more";
   if (range.high == kBelowOne) return from + " or more, below 1";
-  return from + " to " + bound(range.high);
+  return from + " to " + format_bound(range.high);
 }
 
 void check_value(const Option& option, const OptionValue& value) {
@@ -84,8 +85,10 @@ void check_value(const Option& option, const OptionValue& value) {
 std::string with_flags(const std::string& message) {
   std::vector<std::pair<std::string, std::string>> names;
   for (const Option& option : options()) {
-    if (!option.to.or_auto && option.in_library.empty() && !option.name.starts_with("amp_")) continue;
-    names.emplace_back(option.in_library.empty() ? option.name : option.in_library, flag_of(option.name));
+    // An option that a mode may decide (or_auto) is a member of PrecisionOptions, mostly of the same name.
+    const std::string& in_library =
+        option.in_library.empty() && option.to.or_auto ? option.name : option.in_library;
+    if (!in_library.empty()) names.emplace_back(in_library, flag_of(option.name));
   }
   return with_names(message, names);
 }

@@ -46,7 +46,7 @@ struct Range {
   const char* low_means = "";  ///< what the lowest value stands for, such as "none"
 };
 
-/// Above every range whose `high` is this one, and above one that ends below 1.
+/// Values of Range::high: kLargest sets no upper limit, and kBelowOne excludes 1 itself.
 inline constexpr double kLargest = std::numeric_limits<double>::max();
 inline constexpr double kBelowOne = 1 - std::numeric_limits<double>::epsilon() / 2;
 
@@ -87,9 +87,14 @@ struct Option {
   bool in_resume = false;
   /// `validate`, `test` and `predict` take the option as well.
   bool in_trained = false;
+  /// `generate` does not take it from here: it has an option of its own with this name.
+  bool differs_in_generate = false;
+  /// The commands that take a trained model ignore the run's value: it is about the training, not about its model.
+  bool only_for_training = false;
   /// The help in those four commands, if it differs.
   std::string help_elsewhere = {};
-  /// The library's name for the option, if it differs.
+  /// The name that the library's messages have for the option, which with_flags() replaces by the flag. An or_auto
+  /// option needs it only if it differs from `name`.
   std::string in_library = {};
   /// The option's names in other programs; an error for such a name suggests this option.
   std::vector<std::string> known_as = {};

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fmt/format.h>
@@ -30,13 +29,14 @@ struct PackCommand {
   bool skips_corrupt = false, overwrite = false, quiet = false;
 };
 
-/// train and val, with folders in them, are the parts of a data set and no classes.
-void check_has_no_parts(const std::filesystem::path& folder) {
+/// Throws if the folder holds a data set's parts (train and val, each with class folders) instead of classes.
+void refuse_split_folder(const std::filesystem::path& folder) {
   const auto has_folders = [&](const char* part) {
     std::error_code ignored;
-    std::filesystem::directory_iterator entries(folder / part, ignored);
-    return std::any_of(begin(entries), end(entries),
-                       [&](const auto& entry) { return entry.is_directory(ignored); });
+    std::filesystem::directory_iterator entry(folder / part, ignored);
+    for (const std::filesystem::directory_iterator end{}; entry != end; entry.increment(ignored))
+      if (entry->is_directory(ignored)) return true;
+    return false;
   };
   TORCH_CHECK_VALUE(
       !has_folders("train") || !has_folders("val"), "'", folder.string(),
@@ -45,7 +45,7 @@ void check_has_no_parts(const std::filesystem::path& folder) {
 
 void run_pack(const PackCommand& c) {
   check_outputs({{c.output, c.overwrite}, {c.json}}, {c.folder});
-  check_has_no_parts(c.folder);
+  refuse_split_folder(c.folder);
   PackOptions options{.shorter_side = c.shorter_side, .jpeg_quality = c.quality};
   if (c.skips_corrupt) options.skip = [](const std::string& why) { TORCH_WARN(why, "; it is left out"); };
   const ImageFolder folder(c.folder);
@@ -77,16 +77,16 @@ void add_pack(CLI::App& app) {
       ->required()
       ->option_text("FILE");
   add_number(*sub, "--shorter-side", c.shorter_side, "N",
-             "reduces images whose shorter side has more pixels, for example to 256; 0: keeps the size");
+             "reduces images whose shorter side has more pixels, for example to 256; 0: keeps the size [0]");
   add_number(*sub, "--quality", c.quality, "Q",
-             "1 to 100: stores JPEG of this quality; 0: stores pixels, which are the fastest to read and "
-             "take 3 bytes each");
+             "1 to 100: stores JPEG of this quality; 0: stores uncompressed pixels (3 bytes each), which is "
+             "fastest to read [0]");
   sub->add_flag("--skip-corrupt", c.skips_corrupt,
                 "leaves out images that cannot be decoded, with a warning; without it, the first one is an "
                 "error");
-  sub->add_flag("--overwrite", c.overwrite, "replace an existing output file");
+  sub->add_flag("--overwrite", c.overwrite, "replaces an existing output file");
   add_json_flag(*sub, c.json);
-  sub->add_flag("--quiet", c.quiet, "no summary on standard error");
+  sub->add_flag("--quiet", c.quiet, "prints no summary on standard error");
   sub->footer(
       "Pack the parts of a data set as DIR/train.pack and DIR/val.pack, and train with --data images:DIR.");
   sub->callback([command] { run_pack(*command); });

@@ -77,10 +77,10 @@ TEST_F(Tokens, ARunTrainsResumesAndWrites) {
   ASSERT_EQ(validated.status, 0) << validated.err;
   EXPECT_EQ(json::parse(validated.out)["samples"], 2);  // windows of 128 in a tenth of 3,001 tokens
   fs::remove(folder_ / "tokens.bin");                   // the data is not needed
-  expect_error(run("generate run --prompt ab"), 2,
-               {"the run in 'run' has trained on --data tokens:tokens.bin, whose ids are those of an unknown "
-                "tokenizer",
-                "--tokenizer", "--prompt-tokens"});
+  expect_error(
+      run("generate run --prompt ab"), 2,
+      {"the run in 'run' was trained on --data tokens:tokens.bin, which does not record its tokenizer",
+       "--tokenizer", "--prompt-tokens"});
   EXPECT_EQ(run("generate run --prompt-tokens 1,2 --max-new-tokens 1 --quiet").status, 0);
   const Outcome made =
       run("generate run --tokenizer tokenizer --prompt 'ab abc ab abc ab' --temperature 0 --max-new-tokens 1 "

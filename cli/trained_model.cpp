@@ -22,6 +22,7 @@
 #include "cli/loggers_and_callbacks.h"
 #include "cli/mode_state.h"
 #include "cli/model_weights.h"
+#include "cli/option.h"
 #include "cli/resolve.h"
 #include "cli/run_folder.h"
 #include "cli/saved_paths.h"
@@ -305,9 +306,8 @@ void load(TrainedModel& run, const SavedWeights& weights, const fs::path& folder
 
 OptionValues saved_options(const fs::path& folder) {
   OptionValues saved = usage([&] { return read_run_config(folder); });
-  saved.erase("weights");  // the weights from which the training began
-  // Options that shortened the training do not apply to its model.
-  for (const char* option : {"limit_val_batches", "fast_dev_run", "overfit_batches"}) saved.erase(option);
+  for (const Option& option : options())
+    if (option.only_for_training) saved.erase(option.name);
   return saved;
 }
 

@@ -131,8 +131,7 @@ class Warnings {
     } else if (given_.has("train_only") && !o_.train_only.empty() && o_.weights.empty()) {
       TORCH_WARN(
           "--train-only freezes the other weights, which are random without --weights; give the file of the "
-          "model "
-          "to fine-tune");
+          "model to fine-tune");
     }
   }
 

@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <string>
-#include <system_error>
 
 #include <c10/util/Exception.h>
 
@@ -24,12 +23,6 @@ ModelInput chat_input(const Tokenizer& tokenizer, const FitOptions& o) {
   return {.kind = InputKind::kTokens, .vocabulary = tokenizer.vocabulary_size(), .context = o.context};
 }
 
-/// A folder has a file to train on, and one to validate on.
-bool has_val_file(const std::string& path) {
-  std::error_code ignored;
-  return fs::is_directory(path, ignored);
-}
-
 std::shared_ptr<const ChatDataset> read_conversations(const fs::path& path, const Tokenizer& tokenizer,
                                                       const FitOptions& o) {
   auto dataset = read_chat(path, tokenizer, {.context = o.context, .chat_template = o.chat_template});
@@ -43,11 +36,12 @@ std::shared_ptr<const ChatDataset> read_conversations(const fs::path& path, cons
   return dataset;
 }
 
+/// A file has conversations to train on. A folder has such a file, and one to validate on.
 Data load_chat(const std::string& name, const FitOptions& o) {
   const Tokenizer tokenizer = chat_tokenizer(o);
   const fs::path path = name;
   Data data{.name = "chat", .train = nullptr, .val = nullptr, .input = chat_input(tokenizer, o)};
-  if (!has_val_file(name)) {
+  if (!is_folder(path)) {
     data.train = read_conversations(path, tokenizer, o);
     return data;
   }
@@ -61,7 +55,7 @@ Data load_all_chat(const std::string& name, const FitOptions& o) {
   const fs::path path = name;
   return {.name = "chat",
           .train = nullptr,
-          .val = read_conversations(has_val_file(name) ? path / "val.jsonl" : path, tokenizer, o),
+          .val = read_conversations(is_folder(path) ? path / "val.jsonl" : path, tokenizer, o),
           .input = chat_input(tokenizer, o)};
 }
 
@@ -75,7 +69,7 @@ DataKind chat_kind() {
           .load = &load_chat,
           .load_all = &load_all_chat,
           .token_input = [](const FitOptions& o) { return chat_input(chat_tokenizer(o), o); },
-          .has_val_part = &has_val_file,
+          .has_val_part = &is_folder,
           .options = {"context", "tokenizer", "chat_template"}};
 }
 

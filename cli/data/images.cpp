@@ -34,8 +34,7 @@ bool is_there(const fs::path& path) {
 }
 
 Source open_source(const fs::path& path, ImageClasses classes = ImageClasses::kFolders) {
-  std::error_code ignored;
-  if (fs::is_directory(path, ignored)) return std::make_shared<ImageFolder>(path, classes);
+  if (is_folder(path)) return std::make_shared<ImageFolder>(path, classes);
   return std::make_shared<PackedImages>(path);
 }
 

@@ -1,6 +1,7 @@
 #include "cli/data/kinds.h"
 
 #include <algorithm>
+#include <system_error>
 
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/count_nonzero.h>
@@ -51,6 +52,11 @@ const DataKind* find_data_kind(const std::string& data) {
 std::string path_of_data(const std::string& data) {
   const size_t colon = data.find(':');
   return colon == std::string::npos ? "" : data.substr(colon + 1);
+}
+
+bool is_folder(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
 }
 
 }  // namespace mantissa::cli

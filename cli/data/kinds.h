@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -95,6 +96,9 @@ const DataKind* find_data_kind(const std::string& data);
 
 /// Returns what follows the colon of `data`, such as "mnist".
 std::string path_of_data(const std::string& data);
+
+/// Whether `path` is a folder. A path that cannot be looked at is none.
+bool is_folder(const std::filesystem::path& path);
 
 // The rows, a file for each kind of file.
 DataKind digits_kind();

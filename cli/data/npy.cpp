@@ -10,6 +10,7 @@
 #include "cli/data/kinds.h"
 #include "cli/fit_options.h"
 #include "cli/nonfinite_values.h"
+#include "mantissa/data/dataset.h"
 #include "mantissa/data/images/byte_images.h"
 
 namespace mantissa::cli {
@@ -89,7 +90,6 @@ Part read_part(const fs::path& folder, const std::string& prefix, const FitOptio
   TORCH_CHECK_VALUE(part.target.size(0) == part.data.size(0), "'", target.string(), "' has ",
                     part.target.size(0), " numbers, and '", data.string(), "' has ", part.data.size(0),
                     " samples");
-  constexpr int64_t kMaxClasses = 65536;
   const auto least = part.target.min().item<int64_t>(), largest = part.target.max().item<int64_t>();
   TORCH_CHECK_VALUE(least >= 0 && largest < kMaxClasses, "'", target.string(), "' has the class ",
                     least < 0 ? least : largest, "; classes are numbered from 0 to ", kMaxClasses - 1);

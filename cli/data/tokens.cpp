@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <system_error>
 
 #include <c10/util/Exception.h>
 
@@ -16,11 +15,6 @@ namespace fs = std::filesystem;
 
 ModelInput ids_input(const FitOptions& o) {
   return {.kind = InputKind::kTokens, .vocabulary = o.vocabulary, .context = o.context};
-}
-
-bool is_folder(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_directory(path, ignored);
 }
 
 /// The tokens to train on, and those to validate on: a file, of which the end is held out, or a folder with both.
@@ -63,7 +57,7 @@ DataKind tokens_kind() {
           .load = &load_split_tokens,
           .load_all = &load_whole_tokens,
           .token_input = &ids_input,
-          .has_val_part = [](const std::string& path) { return is_folder(path); },
+          .has_val_part = &is_folder,
           .options = {"context", "vocabulary"}};
 }
 

@@ -90,12 +90,14 @@ std::vector<Option> limit_options() {
        .group = kGroup,
        .to = to(&TrainerOptions::limit_val_batches, parse_batch_limit),
        .default_value = "1.0",
-       .help = "batches of a validation: a count or a fraction; 0: no validation"},
+       .help = "batches of a validation: a count or a fraction; 0: no validation",
+       .only_for_training = true},
       {.name = "overfit_batches",
        .group = kGroup,
        .to = to(&TrainerOptions::overfit_batches, parse_batch_limit),
        .default_value = "0.0",
-       .help = "train and validate on this many batches, the same in every epoch; 0.0: all"},
+       .help = "train and validate on this many batches, the same in every epoch; 0.0: all",
+       .only_for_training = true},
       {.name = "val_check_interval",
        .group = kGroup,
        .to = to(&TrainerOptions::val_check_interval, parse_batch_limit),
@@ -117,7 +119,8 @@ std::vector<Option> limit_options() {
        .to = to(&TrainerOptions::fast_dev_run),
        .default_value = 0,
        .help =
-           "above 0: run only this many batches of everything, and save nothing unless there is an --output"},
+           "above 0: run only this many batches of everything, and save nothing unless there is an --output",
+       .only_for_training = true},
   };
 }
 

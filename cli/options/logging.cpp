@@ -29,8 +29,7 @@ std::vector<Option> logging_options() {
        .to = to_list(&FitOptions::callbacks),
        .default_value = "none",
        .help = "comma-separated list of LearningRateMonitor, PrecisionMonitor, DeviceStatsMonitor and "
-               "DivergenceMonitor; "
-               "or none",
+               "DivergenceMonitor; or none",
        .choices = {"LearningRateMonitor", "PrecisionMonitor", "DeviceStatsMonitor", "DivergenceMonitor",
                    "none"},
        .is_list = true},

@@ -40,9 +40,9 @@ std::vector<Option> model_options() {
        .help = "start from this safetensors file, or from a model in shards: its index or folder; or none",
        .names_a_file = true,
        .in_trained = true,
-       .help_elsewhere = "the weights to use instead of the run's: a safetensors file, or the index or the "
-                         "folder of a model "
-                         "in shards"},
+       .only_for_training = true,
+       .help_elsewhere = "the weights to use instead of the run's: a safetensors file, or the index or "
+                         "folder of a model in shards"},
       {.name = "new_head",
        .group = kGroup,
        .to = to(&FitOptions::new_head),

@@ -94,10 +94,9 @@ std::vector<Option> optimizer_options() {
        .group = kGroup,
        .to = to(&OptimizerSettings::stochastic_rounding),
        .default_value = false,
-       .help = "a fused, 8-bit or 4-bit optimizer, or muon, rounds 16-bit weights up or down at random, so "
-               "that small updates "
-               "are not "
-               "lost"},
+       .help =
+           "a fused, 8-bit or 4-bit optimizer, or muon, rounds 16-bit weights up or down at random, so that "
+           "small updates are not lost"},
       {.name = "accumulate_grad_batches",
        .group = kGroup,
        .to = to(&TrainerOptions::accumulate_grad_batches),

@@ -52,8 +52,7 @@ std::vector<Option> precision_options() {
        .to = to_list(&FitOptions::fallback),
        .default_value = "none",
        .help = "comma-separated modes: if the training diverges, it continues from its last good checkpoint "
-               "in the next "
-               "of them; or none",
+               "in the next of them; or none",
        .choices = with(registered_names(Registry::kModes), "none"),
        .is_list = true,
        .in_resume = true},
@@ -241,14 +240,16 @@ std::vector<Option> precision_options() {
        .to = to(&TrainerOptions::amp_backend),
        .default_value = "native",
        .help = "native, or apex: --amp-level instead of --precision",
-       .choices = {"native", "apex"}},
+       .choices = {"native", "apex"},
+       .in_library = "amp_backend"},
       {.name = "amp_level",
        .group = kGroup,
        .to = to(&TrainerOptions::amp_level),
        .default_value = "",
        .help = "Apex's O0, O1, O2 or O3",
        .choices = registered_names(Registry::kApexLevels),
-       .may_be_empty = true},
+       .may_be_empty = true,
+       .in_library = "amp_level"},
   };
 }
 

@@ -12,8 +12,8 @@ namespace mantissa {
 /// Shapes:   the result is 0-dim, on the first gradient's device; 0 if no parameter has a gradient.
 /// Numerics: every gradient is multiplied by min(1, max_norm / (norm + 1e-6)). The result is bit-equal to
 ///           Python's torch.nn.utils.clip_grad_norm_; libtorch's own function divides where Python multiplies
-///           by the reciprocal. A norm of inf or nan turns gradients into 0 and nan; GradScaler still skips
-///           such a step.
+///           by the reciprocal. If the norm is inf or nan, gradients become 0 or nan. With
+///           GradScaler::unscale_() called before, step() still skips such a step.
 /// Sync:     none, unlike libtorch's; with `error_if_nonfinite` one value is read from the device.
 /// Errors:   c10::ValueError if `max_norm` is negative or nan or `norm_type` is nan; c10::NotImplementedError
 ///           for a sparse gradient; c10::Error with `error_if_nonfinite` if the norm is not finite. Gradients

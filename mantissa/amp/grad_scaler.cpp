@@ -35,8 +35,7 @@ void step_self_unscaling(const ScalerData& data, torch::optim::Optimizer& optimi
   TORCH_CHECK(record.stage != GradientStage::kUnscaled || !record.found_inf.empty() ||
                   gradient_groups(optimizer).empty(),
               "GradScaler::step: No inf checks were recorded for this optimizer: its gradients came after "
-              "unscale_(), "
-              "so they are still scaled; call unscale_() after backward()");
+              "unscale_(), so they are still scaled; call unscale_() after backward()");
   if (record.stage == GradientStage::kScaled) data.check(optimizer, record);
   if (record.stage != GradientStage::kUnscaled) scaling.grad_scale = data.divisor(scaling, record);
   const at::Tensor found_inf = data.sum_on_scale_device(record.found_inf);

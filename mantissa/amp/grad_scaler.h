@@ -30,38 +30,39 @@ struct ScalerData;
 struct GradScalerOptions {
   double init_scale = 65536.0;     ///< the first scale; a plain factor
   double growth_factor = 2.0;      ///< multiplies the scale after `growth_interval` clean steps in a row
-  double backoff_factor = 0.5;     ///< multiplies the scale after an overflow; 0: down to min_scale at once
+  double backoff_factor = 0.5;     ///< multiplies the scale after an overflow; 0 sets it to min_scale at once
   int64_t growth_interval = 2000;  ///< clean steps before the scale grows; a huge value keeps it fixed
   bool enabled = true;             ///< false: every call passes through as if there were no scaler
 
-  /// The scale never leaves [min_scale, max_scale], however it is set. The default floor is the smallest
-  /// normal float32, 2^-126. Down to it every number equals torch's; below it torch's reciprocal is inf, and
-  /// the next clean step writes that into the parameters. 0: no floor, as in torch.
+  /// The scale never leaves [min_scale, max_scale], however it is set. The default of min_scale is the smallest
+  /// normal float32, 2^-126. Down to this limit the scaler computes the same numbers as torch's. From 2^-128 down,
+  /// 1 / scale is inf in torch, and the next clean step writes inf or nan into the parameters. 0 sets no limit, as
+  /// in torch.
   double min_scale = std::numeric_limits<float>::min();
   double max_scale = std::numeric_limits<float>::max();
-  /// How many overflows it takes until the scale backs off: it backs off at the overflow of this number and
-  /// at each later one, until `growth_interval` clean iterations in a row refill the count. This is the rule
-  /// of Megatron-LM and DeepSpeed; Apex's kernel refills the count at every clean iteration. Every overflowed
-  /// step is skipped. 1: the scale backs off at every overflow, as in torch.
+  /// The number of the overflow at which the scale backs off. It backs off at this overflow and at each later
+  /// one. After `growth_interval` clean iterations in a row, the count starts again. This is the rule of Megatron-LM
+  /// and DeepSpeed; in Apex's kernel, the count starts again at every clean iteration. Every overflowed step is
+  /// skipped. 1: the scale backs off at every overflow, as in torch.
   int64_t hysteresis_steps = 1;
 
   /// After this many skipped or retried steps of an optimizer in a row, and again after each further multiple
-  /// of it, a warning names the first parameters whose gradients held inf or nan before they were clipped. Only
-  /// this warning reads them on the host, in unscale_(), and only if the next step may trigger it. 0: never. It
-  /// does not apply to StepSupportsAmpScaling optimizers, whose skips the host does not see unless
-  /// note_step() reports them.
+  /// of it, a warning names the first parameters whose gradients held inf or nan before they were clipped. To make
+  /// this warning, unscale_() reads gradients on the host, but only if the next skipped step would trigger it.
+  /// 0 switches the warning off. For StepSupportsAmpScaling optimizers it works only if note_step() reports
+  /// their skips.
   int64_t warn_after_skips = 10;
   /// The name of a parameter in warnings and in StepResult; by default "group 0, parameter 3".
   std::function<std::string(const at::Tensor& parameter)> parameter_name{};
 
-  /// Lets unscale_() divide fp16 gradients in place, which torch refuses: values that fall below 6e-8 after
-  /// the division are lost, which the scale was to prevent. A StepSupportsAmpScaling optimizer does not need
-  /// this option if unscale_() is not called: it divides inside its step and loses nothing.
+  /// Allows unscale_() to divide fp16 gradients in place, which torch refuses. Values that fall below 6e-8 are
+  /// then lost, although the scale was meant to prevent that. A StepSupportsAmpScaling optimizer does not need
+  /// this option if unscale_() is not called, because it divides inside its step and loses nothing.
   bool allow_fp16_gradients = false;
 };
 
-/// True for a tensor; for a vector, array, map, tuple, pair or optional of such; and for a struct with
-/// tensors(). Such a type holds nothing that scaling would have to leave out.
+/// True for a tensor, for a container (vector, array, map, tuple, pair, optional) of tensor trees, and for a
+/// struct with tensors(). Every leaf of such a type is a tensor, so scale() can scale all of it.
 template <typename T>
 inline constexpr bool is_tensor_tree = HasTensors<T>;
 template <>
@@ -95,6 +96,9 @@ concept TensorTree = is_tensor_tree<T>;
 /// IterationTracker (iteration_tracker.h) replaces update() in a loop that does not know where an iteration
 /// ends.
 ///
+/// An optimizer that derives from StepSupportsAmpScaling (core/step_scaling.h), such as FusedAdamW, divides by the
+/// scale and skips overflowed steps inside its own step().
+///
 /// The scaler knows an optimizer by its address, from unscale_() or step() to update(); the optimizer must
 /// live until then.
 ///
@@ -106,9 +110,9 @@ concept TensorTree = is_tensor_tree<T>;
 ///           StepSupportsAmpScaling optimizer; get_scale(), get_growth_tracker() and state_dict() read what
 ///           they return. Nothing else waits for a device, unless the warning of warn_after_skips is due.
 ///           With such optimizers a CUDA graph can capture a whole iteration, from scale() to update(). Call
-///           scale() once before the capture, so that the scale exists. Scale and trackers keep their memory
-///           for the scaler's life, so update(new_scale) and load_state_dict() act on later replays; factors
-///           and limits are those of the capture.
+///           scale() once before the capture, so that the scale exists. The scale and the counts of clean
+///           steps and of overflows keep their memory for the scaler's life, so update(new_scale) and
+///           load_state_dict() act on later replays; factors and limits are those of the capture.
 /// Threads:  one at a time.
 /// Errors:   c10::ValueError for options out of range and fp16 gradients; c10::TypeError for LBFGS;
 ///           c10::Error for calls out of order.
@@ -118,7 +122,8 @@ class GradScaler {
  public:
   using LossClosure = std::function<at::Tensor()>;
 
-  /// Makes a scaler for training on `device`. CUDA without a GPU warns once and disables the scaler.
+  /// Makes a scaler for training on `device`. If `device` is CUDA and there is no GPU, the constructor warns once
+  /// and makes a disabled scaler.
   explicit GradScaler(at::Device device, const GradScalerOptions& options = {});
   ~GradScaler();
   GradScaler(GradScaler&&) noexcept;
@@ -147,10 +152,10 @@ class GradScaler {
   /// Returns the norm before clipping, in the loss's own units, 0-dim on the first gradient's device.
   ///
   /// Numerics: as mantissa::clip_grad_norm_() on unscaled gradients. fp16 gradients of a
-  ///           StepSupportsAmpScaling optimizer stay scaled and unchanged: their norm is computed in float32,
-  ///           and the factor min(1, max_norm / (norm + 1e-6)) goes into the next step's grad_scale. For
-  ///           orders other than 1 to 2 and inf, the norm is taken of the unscaled values, whose powers
-  ///           overflow less.
+  ///           StepSupportsAmpScaling optimizer stay scaled and unchanged. Their norm is computed in float32,
+  ///           and the optimizer's next step applies the factor min(1, max_norm / (norm + 1e-6)), which it
+  ///           gets in its member `grad_scale`. For a norm_type other than inf and 1 to 2, the norm is computed
+  ///           from the unscaled values, because powers of the scaled ones overflow sooner.
   /// Sync:     none.
   /// Errors:   those of mantissa::clip_grad_norm_() and of unscale_(), before anything is changed.
   at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type = 2.0);
@@ -178,8 +183,8 @@ class GradScaler {
   /// and grows after `growth_interval` clean iterations.
   /// Errors: c10::Error if no gradients were checked since the last update().
   void update();
-  /// Ends the iteration with the given scale instead, clamped to [min_scale, max_scale]; the trackers stay. 0
-  /// is accepted, as in torch, and becomes min_scale.
+  /// Ends the iteration with the given scale instead, clamped to [min_scale, max_scale]; the counts stay. 0 is
+  /// accepted, as in torch, and becomes min_scale.
   /// Errors: c10::ValueError if `new_scale` is negative or does not fit in float32.
   void update(double new_scale);
   /// Ends the iteration with the scale in a one-element tensor. The value is copied, so nothing waits for the
@@ -188,8 +193,8 @@ class GradScaler {
   ///         element, or requires grad.
   void update(const at::Tensor& new_scale);
 
-  /// Drops what this iteration recorded about `optimizer`, for a step that is not taken after all. Its next
-  /// gradients are unscaled and checked again.
+  /// Forgets what this iteration has recorded about `optimizer`. Call it if a step is not taken after all. The
+  /// optimizer's next gradients are unscaled and checked again.
   void forget(const torch::optim::Optimizer& optimizer);
 
   /// Returns what the last step() of `optimizer` did. For a StepSupportsAmpScaling optimizer the result is

@@ -7,12 +7,13 @@
 
 namespace mantissa {
 
-/// Returns an exception's message for a user; a libtorch exception's without the backtrace.
+/// Returns the message of an exception as users should see it: without libtorch's backtrace.
 inline std::string message_of(const std::exception& error) {
-  const auto* const ours = dynamic_cast<const c10::Error*>(&error);
-  return ours ? ours->what_without_backtrace() : error.what();
+  const auto* const from_libtorch = dynamic_cast<const c10::Error*>(&error);
+  return from_libtorch ? from_libtorch->what_without_backtrace() : error.what();
 }
 
+/// Returns the same for an exception_ptr, which must not be null, such as that of std::current_exception().
 inline std::string message_of(const std::exception_ptr& exception) {
   try {
     std::rethrow_exception(exception);

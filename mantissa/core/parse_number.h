@@ -11,15 +11,15 @@ namespace mantissa {
 template <typename Number>
 struct ParsedNumber {
   std::optional<Number> value;
-  /// Why there is no value, to follow the name of the option: "'1e400' is out of range: float64 has no number
-  /// above 1.8e308; give a smaller one".
+  /// The reason why there is no value. It is written to follow the name of an option in a message, for example:
+  /// "'1e400' is out of range: float64 has no number above 1.8e308; give a smaller one".
   std::string problem = {};
   /// The text is a number, but `Number` cannot hold it.
   bool is_out_of_range = false;
 };
 
-/// Reads the whole of `text`, without spaces around it, as a number in decimal notation. A number that would
-/// become inf, or that is not 0 but would become 0, is out of range, and so is a negative one for uint64_t.
+/// Reads all of `text` as a decimal number. Spaces are an error. A number is out of range if it would become inf, if
+/// it is not 0 but would become 0, or if it is negative and `Number` is uint64_t.
 ///
 /// `Number` is int64_t, uint64_t or double.
 template <typename Number>

@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/device.h"
+#include "mantissa/core/test_support_internal.h"
 
 namespace mantissa::state_dict_test {
 namespace {
@@ -16,12 +17,7 @@ using testing::HasSubstr;
 
 template <typename F>
 std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
+  return mantissa::error_of<c10::ValueError>(f);
 }
 
 StateDict run() {

@@ -20,7 +20,8 @@ std::string error_of(const F& f) {
   try {
     f();
   } catch (const Error& error) {
-    return error.what_without_backtrace();
+    const auto* const from_libtorch = dynamic_cast<const c10::Error*>(&error);
+    return from_libtorch ? from_libtorch->what_without_backtrace() : error.what();
   }
   return "no error";
 }

@@ -31,7 +31,7 @@ namespace mantissa {
 /// Threads:  one at a time; objects in several threads share one stream per device.
 /// Errors:   begin(), or take() on the CPU, rethrows exceptions of `convert` and of the copy; the batch is
 ///           dropped.
-/// Example:  batch_transfer_test.cpp, BatchTransfer.TheComputingStreamWaitsForTheCopy.
+/// Example:  batch_transfer_test.cpp, BatchTransferToADevice.TheComputingStreamWaitsForTheCopy.
 class BatchTransfer {
  public:
   using Convert = std::function<Batch(const Batch&)>;

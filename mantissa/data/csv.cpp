@@ -14,6 +14,7 @@
 
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/data/dataset.h"
 #include "mantissa/data/read_file_internal.h"
 #include "mantissa/data/tokenizers/utf8_internal.h"
 #include "mantissa/io/json_internal.h"
@@ -241,7 +242,6 @@ at::Tensor positions_of(const std::vector<std::string>& fields, const std::vecto
 /// Numbers the classes, and sets the names of those.
 at::Tensor number_classes(const std::vector<std::string>& fields, std::vector<std::string>& classes,
                           const std::string& name) {
-  constexpr int64_t kMaxClasses = 65536;
   std::vector<int64_t> numbers;
   int64_t largest = 0;
   for (const std::string& field : fields) {
@@ -252,7 +252,8 @@ at::Tensor number_classes(const std::vector<std::string>& fields, std::vector<st
   }
   if (numbers.size() == fields.size()) {
     TORCH_CHECK_VALUE(largest < kMaxClasses, "'", name, "' has the class ", largest,
-                      ", and classes are numbered from 0 to 65535; choose another column with target");
+                      ", and classes are numbered from 0 to ", kMaxClasses - 1,
+                      "; choose another column with target");
     for (int64_t i = 0; i <= largest; ++i) classes.push_back(std::to_string(i));
     return at::tensor(numbers, at::TensorOptions(at::kLong).device(at::kCPU));
   }

@@ -11,7 +11,11 @@
 
 namespace mantissa {
 
-/// Samples by number, returned a batch at a time. This is the interface that loaders read.
+/// The most classes that the labels in a file of numbers may have. A column with more different values is taken for
+/// an id or a quantity.
+inline constexpr int64_t kMaxClasses = 65536;
+
+/// A numbered collection of samples, which returns them in batches. This is the interface that loaders read.
 ///
 /// Threads: several threads may call get_batch() at once.
 class Dataset {
@@ -23,8 +27,9 @@ class Dataset {
   /// [n], int64 on the CPU.
   /// Errors: c10::ValueError for other shapes and dtypes and for a number outside 0..size()-1.
   virtual Batch get_batch(const at::Tensor& indices) const = 0;
-  /// Returns the same for samples that random numbers change, such as crops of images: all of them come from `generator`,
-  /// which belongs to the batch (see Transform). Other datasets need not override it.
+  /// Returns the samples as get_batch() does, for a dataset that changes them at random, for example by cropping
+  /// images. All random numbers are drawn from `generator`, which belongs to the batch (see Transform). Other
+  /// datasets need not override this function.
   virtual Batch draw_batch(const at::Tensor& indices, const at::Generator& /*generator*/) const {
     return get_batch(indices);
   }
@@ -61,19 +66,19 @@ class Subset final : public Dataset {
   at::Tensor indices_;
 };
 
-/// Splits off a random held-out part: {train, held out}. The held-out part has round(size * fraction)
-/// samples: the last ones of torch.randperm(size) from a generator seeded with `seed`, as in Python's
-/// random_split().
+/// Splits a dataset at random into a training part and a held-out part, and returns both in this order. The
+/// held-out part has round(size * fraction) samples: the last ones of torch.randperm(size) from a generator seeded
+/// with `seed`, as in Python's random_split().
 /// Errors: c10::ValueError if the fraction is not between 0 and 1 or leaves either part empty.
 std::pair<std::shared_ptr<const Dataset>, std::shared_ptr<const Dataset>> random_split(
     const std::shared_ptr<const Dataset>& dataset, double held_out_fraction, uint64_t seed);
 
 /// Returns how many of `size` samples are held out.
-/// Errors: those of random_split(); `what` begins the message.
+/// Errors: those of random_split(). The message begins with `what`.
 int64_t held_out_size(int64_t size, double held_out_fraction, const char* what);
 
-/// Checks `indices` for implementers of Dataset::get_batch().
-/// Errors: those of get_batch(); `what` begins the message.
+/// Throws what get_batch() has to throw for bad `indices`. Call it in an implementation of get_batch().
+/// Errors: those of get_batch(). The message begins with `what`.
 void check_indices(const at::Tensor& indices, int64_t size, const char* what);
 
 }  // namespace mantissa

@@ -16,7 +16,6 @@ namespace mantissa::attention_fp8_test {
 namespace {
 
 using namespace fp8;
-using test::error_of;
 using test::same_bits;
 using testing::HasSubstr;
 

@@ -12,7 +12,6 @@ namespace mantissa::block_scaling_test {
 namespace {
 
 using namespace fp8;
-using test::error_of;
 using test::same_bits;
 using testing::HasSubstr;
 

@@ -32,7 +32,7 @@ Fp8AutocastOptions current_fp8_autocast();
 ///
 /// Threads: the state belongs to this thread.
 /// Source:  Transformer Engine's autocast(), which changes scales at the exit of the outermost region.
-/// Example: fp8_training_test.cpp, Fp8Autocast.F8_19_ADisabledRegionComputesInHighPrecision
+/// Example: fp8_autocast_test.cpp, Fp8Autocast.F8_19_ADisabledRegionComputesInHighPrecision
 class Fp8Autocast {
  public:
   explicit Fp8Autocast(const Fp8AutocastOptions& options = {});

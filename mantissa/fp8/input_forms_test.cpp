@@ -14,7 +14,6 @@ namespace mantissa::input_forms_test {
 namespace {
 
 using namespace fp8;
-using test::error_of;
 using test::same_bits;
 using testing::HasSubstr;
 

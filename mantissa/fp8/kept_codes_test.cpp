@@ -14,7 +14,6 @@ namespace mantissa::kept_codes_test {
 namespace {
 
 using namespace fp8;
-using test::error_of;
 using test::same_bits;
 using testing::HasSubstr;
 

@@ -13,7 +13,6 @@ namespace mantissa::mxfp8_test {
 namespace {
 
 using namespace fp8;
-using test::error_of;
 using test::same_bits;
 using testing::HasSubstr;
 

@@ -41,7 +41,8 @@ struct Fp8ScaleOptions {
   bool operator==(const Fp8ScaleOptions&) const = default;
 };
 
-/// Returns max / amax in float32; 1 if amax is 0, inf or NaN.
+/// Returns max / amax in float32, where an amax below options.epsilon counts as options.epsilon. Returns 1 if the
+/// amax that counts is 0, inf or NaN.
 /// Source: Transformer Engine's compute_scale_from_amax().
 float fp8_scale(float amax, float max, const Fp8ScaleOptions& options = {});
 

@@ -9,7 +9,6 @@
 namespace mantissa::recipe_test {
 namespace {
 
-using test::error_of;
 using testing::HasSubstr;
 
 TEST(Recipe, HybridKeepsGradientsInE5M2) {
@@ -36,7 +35,7 @@ TEST(Recipe, AHistoryHasSteps) {
   for (const int64_t margin : {int64_t{127}, int64_t{-127}, std::numeric_limits<int64_t>::min()})
     EXPECT_THAT(error_of([=] { check_recipe({.margin = margin}); }),
                 HasSubstr("use a margin from -126 to 126"));
-  EXPECT_EQ(error_of([] { check_recipe({.amax_history_len = 1, .margin = -3}); }), "none");
+  EXPECT_EQ(error_of([] { check_recipe({.amax_history_len = 1, .margin = -3}); }), "no error");
 }
 
 }  // namespace

@@ -14,7 +14,6 @@ namespace mantissa::region_recipe_test {
 namespace {
 
 using namespace fp8;
-using test::error_of;
 using test::same_bits;
 using testing::HasSubstr;
 

@@ -30,8 +30,7 @@ std::shared_ptr<Fp8LinearState> state_in_region(const std::shared_ptr<Fp8LinearS
       recipe_name(layer->recipe()),
       std::holds_alternative<DelayedScaling>(layer->recipe()) ? " with other settings" : "",
       ": its scales come from a history, and the layer has none of that recipe; make the layer with it, or "
-      "choose a "
-      "recipe without history for the region, such as Float8CurrentScaling");
+      "choose a recipe without history for the region, such as Float8CurrentScaling");
   return layer->for_product(*recipe);
 }
 

@@ -15,6 +15,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/core/thread_warnings.h"
 
 namespace mantissa::background_writer_test {
@@ -40,16 +41,6 @@ class Gate {
   std::condition_variable changed_;
   bool open_ = false;
 };
-
-template <typename F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(BackgroundWriter, RunsEveryJobInOrder) {
   std::vector<int> done;
@@ -120,9 +111,10 @@ TEST(BackgroundWriter, ErrorsComeBackOnceAndLoseNoJob) {
   writer.post([] { throw std::runtime_error("read-only"); });
   writer.post([&] { done.emplace_back("third"); });
   gate.open();
-  EXPECT_EQ(error_of([&] { writer.flush(); }), "disk full");
-  EXPECT_EQ(error_of([&] { writer.post([&] { done.emplace_back("fourth"); }); }), "read-only");
-  EXPECT_EQ(error_of([&] { writer.flush(); }), "no error");
+  EXPECT_EQ(error_of<std::runtime_error>([&] { writer.flush(); }), "disk full");
+  EXPECT_EQ(error_of<std::runtime_error>([&] { writer.post([&] { done.emplace_back("fourth"); }); }),
+            "read-only");
+  EXPECT_EQ(error_of<std::runtime_error>([&] { writer.flush(); }), "no error");
   EXPECT_THAT(done, ElementsAre("third", "fourth"));
 }
 
@@ -130,7 +122,7 @@ TEST(BackgroundWriter, AnExceptionInFlightLosesNoJob) {
   Gate gate;
   std::vector<int> done;
   std::thread opener;
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(error_of<std::runtime_error>([&] {
               BackgroundWriter writer(4);
               for (int i = 0; i < 3; ++i) {
                 writer.post([&, i] {
@@ -163,16 +155,13 @@ TEST(BackgroundWriter, WarnsOfErrorsThatNobodyAskedFor) {
 }
 
 TEST(BackgroundWriter, TheWarningsOfAJobGoWhereThoseOfThreadsGo) {
-  struct : c10::WarningHandler {
-    void process(const c10::Warning& warning) override { said = warning.msg(); }
-    std::string said;
-  } handler;
-  set_thread_warning_handler(&handler);
+  Warnings warnings;
+  set_thread_warning_handler(&warnings);
   BackgroundWriter writer;
   writer.post([] { TORCH_WARN("the disk is slow"); });
   writer.flush();
   set_thread_warning_handler(nullptr);
-  EXPECT_EQ(handler.said, "the disk is slow");
+  EXPECT_THAT(warnings.texts, testing::ElementsAre("the disk is slow"));
 }
 
 TEST(BackgroundWriter, FreesWhatAJobHeldBeforeFlushReturns) {

@@ -12,7 +12,7 @@ namespace mantissa {
 ///
 /// Threads: one at a time.
 /// Errors:  c10::Error naming the folder, the system's reason and the cure if it cannot be opened.
-/// Example: held_folder_test.cpp, HeldFolder.IsMadeAgainWhereItWas
+/// Example: held_folder_test.cpp, HeldFolderTest.IsMadeAgainWhereItWas
 class HeldFolder {
  public:
   /// `folder` must exist.

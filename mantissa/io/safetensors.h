@@ -49,7 +49,7 @@ Safetensors load_safetensors(const std::filesystem::path& path);
 /// Errors:  the constructor checks the whole header against the size of the file: c10::ValueError naming the
 ///          file, the tensor, what is wrong and the cure (see parse_safetensors_header()); c10::Error if it
 ///          cannot be opened.
-/// Example: safetensors_test.cpp, SafetensorsFile.ReadsOneTensorAtATime.
+/// Example: safetensors_test.cpp, SafetensorsFileTest.ReadsOneTensorAtATime.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);

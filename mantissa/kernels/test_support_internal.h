@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <gtest/gtest.h>
-#include <string>
 
 #include <torch/torch.h>
 
@@ -57,18 +55,6 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor nan = a.isnan();
   return at::equal(nan, b.isnan()) && at::equal(a.masked_fill(nan, 0), b.masked_fill(nan, 0)) &&
          at::equal(a.masked_fill(nan, 0).signbit(), b.masked_fill(nan, 0).signbit());
-}
-
-/// Returns the message that `f` throws, or "none".
-inline std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 }  // namespace mantissa::test

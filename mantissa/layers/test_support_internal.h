@@ -7,6 +7,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/weights/marked_weight.h"
 
 namespace mantissa::layers_test {
@@ -37,12 +38,7 @@ inline void randomize(torch::nn::Module& module) {
 }
 
 inline std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
+  return mantissa::error_of<c10::ValueError>(call);
 }
 
 }  // namespace mantissa::layers_test

@@ -57,7 +57,7 @@ struct MergedLayer {
 ///           or file. While a layer has adapters, Module::clone() throws c10::NotImplementedError.
 /// Lifetime: the model keeps its adapters if this object is destroyed. The model must live as long as this object.
 /// Source:   Hu et al. 2021, arXiv:2106.09685; PEFT, https://github.com/huggingface/peft
-/// Example:  lora_model_test.cpp, LoraModel.TrainsOnlyItsAdapters
+/// Example:  lora_model_test.cpp, LoraModels.TrainsOnlyItsAdapters
 class LoraModel {
  public:
   /// Adds the adapter to `model` and activates it.

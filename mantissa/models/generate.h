@@ -45,8 +45,9 @@ struct Generated {
   double tokens_per_second() const;
 };
 
-/// Writes on from a prompt, token by token, with a key/value cache. The model computes in evaluation mode and without
-/// gradients, in the precision of its weights and of the caller's autocast region, such as Precision::forward_context().
+/// Generates text that continues a prompt, token by token, with a key/value cache. The model computes in evaluation
+/// mode and without gradients, in the precision of its weights and of the caller's autocast region, such as
+/// Precision::forward_context().
 ///
 /// Shapes:   prompt [B, T] of int64 or int32, T >= 1; sequences have one length.
 /// Numerics: greedy texts (temperature 0) equal those of transformers' generate(do_sample=False), and sampled ones those of

@@ -21,7 +21,7 @@ namespace mantissa {
 ///           and for a model without a parameter, such as a frozen one. forward() throws c10::ValueError if the script
 ///           throws, and if it returns anything else than one tensor.
 /// Threads:  forward() may not run in several threads at once.
-/// Example:  script_model_test.cpp, ScriptModel.HasTheTensorsOfTheScript
+/// Example:  script_model_test.cpp, ScriptModels.HasTheTensorsOfTheScript
 class ScriptModel final : public TensorModule {
  public:
   explicit ScriptModel(const std::string& file);

@@ -60,7 +60,7 @@ struct SGDParamState : public torch::optim::OptimizerCloneableParamState<SGDPara
 ///          gradient together with weight decay. Nothing has changed then.
 /// Source:  order of operations of Python's single-tensor path on the CPU; Nesterov's form from Sutskever et
 ///          al. 2013, "On the importance of initialization and momentum in deep learning".
-/// Example: sgd_test.cpp, SGD.PE09_EqualsPythonBitForBit.
+/// Example: sgd_test.cpp, SGD.PE09_FollowsWhatPythonRecorded.
 class SGD final : public torch::optim::Optimizer, public HasStateFormats {
  public:
   explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGDOptions& defaults = {});

@@ -7,7 +7,7 @@ namespace mantissa {
 /// A mixin for an optimizer that a precision has to know more about, because it steps 16-bit weights in its own way
 /// or keeps something for each of its parameters.
 ///
-/// Example: master_weights_test.cpp, MasterWeights.TellAnOptimizerWhichParametersTheyReplace
+/// Example: precision/master_weights_test.cpp, MasterWeights.TellAnOptimizerWhichParametersTheyReplace
 class Steps16BitWeights {
  public:
   virtual ~Steps16BitWeights() = default;

@@ -50,7 +50,7 @@ struct InitOptions {
 /// quantizes the module, so a model that is too large in float can be made part by part.
 /// `make`: a function without arguments that returns a module holder or a pointer to a module.
 /// Errors:  those of `make` and of the mode.
-/// Example: init_test.cpp, InitModule.MakesTheModuleInItsDtype.
+/// Example: init_test.cpp, InitModule.IN11_MakesTheModuleInItsDtype.
 template <typename Make>
 auto init_module(const Precision& precision, at::Device device, Make&& make,
                  const InitOptions& options = {}) {

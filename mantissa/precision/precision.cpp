@@ -85,8 +85,7 @@ void Precision::warn_of_no_gradients(const torch::optim::Optimizer& optimizer) {
   TORCH_WARN("optimizer_step: precision '", name_, "': backward() has run, and none of the ",
              main_params(optimizer).size(),
              " parameters of the optimizer got a gradient, so this step changes nothing; the loss must come "
-             "from the "
-             "model whose parameters the optimizer was given");
+             "from the model whose parameters the optimizer was given");
 }
 
 at::Tensor Precision::clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,

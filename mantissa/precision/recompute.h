@@ -30,7 +30,7 @@ at::Tensor recompute(const std::function<at::Tensor(const at::Tensor&)>& f, cons
 ///
 /// Numerics: the bits of losses and gradients do not change.
 /// Errors:   c10::ValueError, with `on`, for a model without such layers.
-/// Example:  recompute_test.cpp, ActivationCheckpointing.GivesTheSameBitsInLessMemory
+/// Example:  tests/end_to_end/activation_memory_test.cpp, InMode.CheckpointingChangesNoBit
 void set_activation_checkpointing(torch::nn::Module& model, bool on);
 
 }  // namespace mantissa

@@ -8,6 +8,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/precision/mode_suggestion.h"
 #include "mantissa/precision/scaled.h"
 #include "mantissa/precision/test_support_internal.h"
@@ -15,14 +16,7 @@
 namespace mantissa::registry_test {
 namespace {
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
+std::string error_of(const std::function<void()>& call) { return mantissa::error_of<c10::ValueError>(call); }
 
 TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
   for (const std::string name :
@@ -209,16 +203,12 @@ TEST(Registry, OptionsChangeTheTraitsOfAMode) {
 }
 
 TEST(Registry, OnlyHistoricalAliasesWarn) {
-  struct Counter : c10::WarningHandler {
-    void process(const c10::Warning& warning) override { messages.push_back(warning.msg()); }
-    std::vector<std::string> messages;
-  } counter;
-  c10::WarningUtils::WarningHandlerGuard guard(&counter);
+  const Warnings warnings;
   for (const std::string name : {"32", "64", "32-true", "16-mixed"}) find_mode(name);
-  EXPECT_TRUE(counter.messages.empty());
+  EXPECT_THAT(warnings.texts, testing::IsEmpty());
   find_mode("16");
   find_mode("bf16");
-  EXPECT_THAT(counter.messages,
+  EXPECT_THAT(warnings.texts,
               testing::ElementsAre(testing::HasSubstr("'16-mixed'"), testing::HasSubstr("'bf16-mixed'")));
 }
 
@@ -292,24 +282,19 @@ TEST(Registry, TheScalersNumbersReachIt) {
 }
 
 TEST(Registry, WarnAfterSkipsReachesFixedScalesToo) {
-  struct Counter : c10::WarningHandler {
-    void process(const c10::Warning&) override { ++count; }
-    int count = 0;
-  } counter;
-  const c10::WarningUtils::WarningHandlerGuard guard(&counter);
   for (const std::string scale : {"dynamic", "128"}) {
     const auto mode = make_precision("16-mixed", at::kCPU, {.loss_scale = scale, .warn_after_skips = 2});
     torch::nn::Linear net(1, 1);
     torch::optim::SGD optimizer(net->parameters(), 1.0);
     mode->convert_module(*net);
-    counter.count = 0;
+    const Warnings warnings;
     for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(counter.count, 0);
+      EXPECT_THAT(warnings.texts, testing::IsEmpty());
       optimizer.zero_grad();
       mode->backward(net->weight.sum() * HUGE_VAL);
       EXPECT_TRUE(mode->optimizer_step(optimizer).skipped());
     }
-    EXPECT_EQ(counter.count, 1) << scale;
+    EXPECT_EQ(warnings.texts.size(), 1) << scale;
   }
 }
 

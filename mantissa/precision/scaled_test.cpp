@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/step_scaling.h"
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/precision/test_support_internal.h"
 #include "mantissa/precision/true_dtype.h"
@@ -29,12 +30,6 @@ struct Part {
   float bias() { return net->bias.item<float>(); }
   torch::nn::Linear net{1, 1};
   torch::optim::SGD optimizer{net->parameters(), 1.0};
-};
-
-struct Warnings : c10::WarningHandler {
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-  c10::WarningUtils::WarningHandlerGuard guard{this};
 };
 
 /// An optimizer whose step changes nothing, as a fused optimizer's does after an overflow.
@@ -189,7 +184,7 @@ TEST(ScaledPrecision, WarnsAboutManySkipsInARowWithTheLayersName) {
   const auto train = [](auto&& optimizer, Part& part) {
     const auto mode = scaled_by_1024();
     mode->convert_module(*part.net);
-    Warnings warnings;
+    const Warnings warnings;
     for (int i = 0; i < 10; ++i) {
       optimizer.zero_grad();
       mode->backward(part.loss(1, HUGE_VALF));
@@ -223,7 +218,7 @@ TEST(ScaledPrecision, WarnsOnceAboutDividingFp16GradientsInFp16) {
   };
   const auto step_twice = [](TrueDtype& mode, Part& part, torch::optim::Optimizer& optimizer) {
     mode.convert_module(*part.net);
-    Warnings warnings;
+    const Warnings warnings;
     for (int i = 0; i < 2; ++i) {
       mode.backward(part.loss(0x1p-10F, 0x1p-10F));
       mode.optimizer_step(optimizer);

@@ -13,6 +13,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_adagrad.h"
@@ -61,16 +62,6 @@ TEST(TrueDtype, KeepsBatchNormInFloat32WhereAsked) {
   }
 }
 
-/// Collects the warnings of a scope.
-class Warnings final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-
- private:
-  c10::WarningUtils::WarningHandlerGuard guard_{this};
-};
-
 TEST(TrueDtype, WarnsAboutAnEpsThatFp16LosesWhateverTheOptimizer) {
   const std::map<std::string,
                  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>>
@@ -84,7 +75,7 @@ TEST(TrueDtype, WarnsAboutAnEpsThatFp16LosesWhateverTheOptimizer) {
       };
   for (const auto& [name, make] : makers) {
     for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
-      Warnings warnings;
+      const Warnings warnings;
       Net net;
       TrueDtype mode(dtype);
       mode.convert_module(net);
@@ -102,7 +93,7 @@ TEST(TrueDtype, WarnsAboutAnEpsThatFp16LosesWhateverTheOptimizer) {
 }
 
 TEST(TrueDtype, AnEpsThatFp16LosesWarnsInALoopWithoutSetupOptimizer) {
-  Warnings warnings;
+  const Warnings warnings;
   Net net;
   TrueDtype mode(at::kHalf);
   mode.convert_module(net);
@@ -112,7 +103,7 @@ TEST(TrueDtype, AnEpsThatFp16LosesWarnsInALoopWithoutSetupOptimizer) {
 }
 
 TEST(TrueDtype, AnEpsDoesNotHarmWhatIsWiderOrFrozen) {
-  Warnings warnings;
+  const Warnings warnings;
   torch::optim::Adam wide(std::vector{torch::ones(1).requires_grad_()}),
       frozen(std::vector{torch::ones(1, at::kHalf)});
   for (auto* adam : {&wide, &frozen}) TrueDtype(at::kHalf).setup_optimizer(*adam);
@@ -120,7 +111,7 @@ TEST(TrueDtype, AnEpsDoesNotHarmWhatIsWiderOrFrozen) {
 }
 
 TEST(TrueDtype, AnEpsThatFp16HoldsDoesNotWarn) {
-  Warnings warnings;
+  const Warnings warnings;
   Net net;
   TrueDtype mode(at::kHalf);
   mode.convert_module(net);
@@ -130,7 +121,7 @@ TEST(TrueDtype, AnEpsThatFp16HoldsDoesNotWarn) {
 }
 
 TEST(TrueDtype, AnEpsThatFp16LosesWarnsOnceForAllModules) {
-  Warnings warnings;
+  const Warnings warnings;
   Net nets[2];
   TrueDtype mode(at::kHalf);
   for (Net& net : nets) {
@@ -142,7 +133,7 @@ TEST(TrueDtype, AnEpsThatFp16LosesWarnsOnceForAllModules) {
 }
 
 TEST(TrueDtype, AModeOfAnotherDtypeSaysNothingOfFp16) {
-  Warnings warnings;
+  const Warnings warnings;
   torch::optim::Adam adam(std::vector{torch::ones(1, at::kHalf).requires_grad_()});
   TrueDtype(at::kBFloat16).setup_optimizer(adam);
   EXPECT_THAT(warnings.texts, testing::IsEmpty());
@@ -171,7 +162,7 @@ class WideAdam final : public torch::optim::Adam, public Steps16BitWeights {
 };
 
 TEST(TrueDtype, DoesNotWarnAboutAnOptimizerThatFp16DoesNotHarm) {
-  Warnings warnings;
+  const Warnings warnings;
   Net net;
   TrueDtype mode(at::kHalf);
   mode.convert_module(net);

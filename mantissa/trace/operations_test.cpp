@@ -199,7 +199,7 @@ TEST(TraceNonFiniteOperations, AutocastsCastIsCalledSo) {
   EXPECT_THAT(text, HasSubstr("autocast's cast to Half for aten::addmm in next made output 0: Half [2, 4]"));
   EXPECT_THAT(text, HasSubstr("from Float [2, 4] |x| "));
   EXPECT_THAT(text, HasSubstr("ends at 65504"));
-  EXPECT_THAT(origin->cure, HasSubstr("keep_in_fp32(\"next\")"));
+  EXPECT_THAT(origin->cure, HasSubstr("keep_in_fp32(model, \"next\")"));
 
   next->weight.data()[1][1] = 1e6;
   const auto weight = trace_nonfinite(net, batch(1));

@@ -87,11 +87,16 @@ std::string describe(const OperandFacts& facts) {
 
 double largest(at::ScalarType dtype) { return info(format_of(dtype).value_or(Format::kFloat32)).largest; }
 
+/// Returns the call that keeps the operation's module in float32 under autocast.
+std::string keep_call(const NonFiniteOrigin& origin) {
+  return "keep_in_fp32(model, \"" + origin.module + "\")";
+}
+
 /// Returns "keep this module in float32", as far as that is possible where the operation ran.
 std::string in_float32(const NonFiniteOrigin& origin) {
   if (!origin.inside_module || origin.module.empty() || contains(origin.module, " or "))
     return "run this part in float32, on inputs cast with .to(at::kFloat)";
-  const std::string keep = "keep_in_fp32(\"" + origin.module + "\")";
+  const std::string keep = keep_call(origin);
   if (origin.under_autocast) return "keep this module in float32, " + keep;
   return "its weights are 16-bit themselves: scale its values down, train in 16-mixed (its weights are "
          "float32, so that " +
@@ -102,8 +107,8 @@ std::string range_cure(const NonFiniteOrigin& origin) {
   if (origin.by_autocast && !origin.module.empty() && !origin.inputs.empty() &&
       !origin.inputs[0].name.empty())
     return "a weight of this size is unusable: check what made it grow (learning rate, the checkpoint). "
-           "To train with it anyway, keep_in_fp32(\"" +
-           origin.module + "\") or bf16, whose range is float32's";
+           "To train with it anyway, use " +
+           keep_call(origin) + " or bf16, whose range is float32's";
   if (origin.backward)
     return "the loss is not scaled by a scaler, so this gradient is too large by itself, or by a factor "
            "of your own: clamp what makes it, run this part in float32, or train in bf16, whose range is "

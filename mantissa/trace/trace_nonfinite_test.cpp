@@ -41,7 +41,7 @@ TEST(TraceNonFinite, NamesTheModuleWhoseProductOverflows) {
     EXPECT_EQ(origin->result.dtype, at::kHalf);
     EXPECT_EQ(origin->cause, NonFiniteCause::kDtypeRange);
     EXPECT_EQ(origin->finite_in_float32, true);
-    EXPECT_THAT(origin->cure, HasSubstr("keep_in_fp32(\"mlp.fc1\")"));
+    EXPECT_THAT(origin->cure, HasSubstr("keep_in_fp32(model, \"mlp.fc1\")"));
     EXPECT_EQ(origin->under_autocast, mode == std::string("16-mixed"));
     EXPECT_THAT(origin->cure, origin->under_autocast
                                   ? testing::StartsWith("keep this module in float32")

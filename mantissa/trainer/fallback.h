@@ -57,7 +57,7 @@ using FallbackRun =
 ///
 /// Errors:  c10::ValueError for no mode, an unknown one, or one that is named twice; for a folder that has checkpoints,
 ///          without `resume`; and if the run did not use `monitor`. What `run` throws ends the training.
-/// Example: fallback_test.cpp, Fallback.ContinuesFromTheLastGoodStateInTheNextMode
+/// Example: fallback_test.cpp, Fallbacks.ContinuesFromTheLastGoodStateInTheNextMode
 FallbackResult fit_with_fallback(const FallbackOptions& options, const FallbackRun& run);
 
 }  // namespace mantissa

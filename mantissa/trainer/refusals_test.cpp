@@ -42,7 +42,7 @@ TEST(Refusals, OfEarlyStoppingBeginWhereTheySay) {
   EXPECT_THAT(error({.monitor = "x", .mode = "mim"}),
               HasSubstr("unknown mode 'mim'; did you mean 'min'?; choose min"));
   EXPECT_EQ(error({.monitor = "x", .patience = 0}), "no error");
-  EXPECT_THAT(error({.monitor = "x", .patience = -1}), HasSubstr("patience=-1; give a count of checks"));
+  EXPECT_THAT(error({.monitor = "x", .patience = -1}), HasSubstr("patience=-1; give 0 or more checks"));
   EXPECT_THAT(error({.monitor = "x", .min_delta = kNan}), HasSubstr("min_delta=nan; give a finite number"));
   EXPECT_EQ(error({.monitor = "x", .min_delta = -0.5}), "no error");
 }

@@ -77,22 +77,23 @@ class PackedData {
   /// gradients like any other operations: the room calls them where autograd records, with empty inputs too,
   /// and records no node for the product as a whole.
   virtual bool records_gradients() const { return false; }
-  /// Returns the data of a copy of nominal dtype `dtype`; null if the data does not depend on it. Module::to(),
-  /// the 16-bit modes and autocast make such copies.
+  /// Returns the data for a copy of the weight whose nominal dtype is `dtype`, or null if the same data serves
+  /// every dtype. Module::to(), the 16-bit modes and autocast make such copies.
   virtual PackedDataPtr with_dtype(at::ScalarType /*dtype*/) const { return nullptr; }
   /// Throws if Tensor::clone(), and with it Module::clone(), must not share the data.
   virtual void check_clone() const {}
   /// Returns the weight that this one wraps, as an adapter wraps a frozen weight, plain or packed; undefined if
   /// there is none.
   virtual at::Tensor base() const { return {}; }
-  /// Returns the same around another base of the same sizes. Only called if base() is defined.
+  /// Returns this weight wrapped around `base` instead of base(); the sizes are equal. It is called only if
+  /// base() is defined.
   virtual PackedDataPtr with_base(const at::Tensor& /*base*/) const { return nullptr; }
 
   /// Returns the device of the parts.
   at::Device device() const;
   /// Returns how many bytes the parts take.
   size_t nbytes() const;
-  /// Returns a copy on `device`, or nothing new if the parts are there already.
+  /// Returns this weight with its parts on `device`; parts that are there already are shared.
   PackedDataPtr to(at::Device device, bool non_blocking = false) const;
 };
 

@@ -6,13 +6,13 @@
 
 namespace mantissa {
 
-/// Gives a packed weight that trains other data, as the step of an optimizer does. Its views and aliases, the autograd
-/// hooks of the tensor and its mark stay. Clones have data of their own.
+/// Replaces the data (codes and scales) of a trainable packed weight, as an optimizer step does. The weight's views
+/// and aliases see the new data, and its autograd hooks and its mark stay. Clones have data of their own.
 ///
 /// Shapes:  `data` has the sizes and the device of the weight's own.
 /// Threads: not while another thread uses the weight; between a forward and its backward pass is allowed.
-/// Errors:  c10::TypeError unless the weight is packed and marked (marked_weight.h); c10::ValueError for no data, and for
-///          other sizes or another device. Nothing has changed then.
+/// Errors:  c10::TypeError unless the weight is packed and marked (marked_weight.h); c10::ValueError if `data` is
+///          null or has other sizes or another device. Nothing has changed then.
 void replace_trained_data(const at::Tensor& weight, PackedDataPtr data);
 
 }  // namespace mantissa

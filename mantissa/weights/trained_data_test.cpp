@@ -101,12 +101,13 @@ TEST(TrainedData, AnotherWeightIsRefused) {
   EXPECT_THAT(error_of([&] {
                 replace_trained_data(pack(torch::ones({4, 8})), data);
               }),
-              HasSubstr("no packed weight that trains"));
+              HasSubstr("this one is not marked"));
   EXPECT_THAT(error_of([&] {
                 replace_trained_data(trained()->weight, packed_data(pack(torch::ones({4, 7}))));
               }),
-              HasSubstr("[4, 8]"));
-  EXPECT_THAT(error_of([&] { replace_trained_data(trained()->weight, nullptr); }), HasSubstr("give data"));
+              HasSubstr("the weight has shape [4, 8], and the data [4, 7]"));
+  EXPECT_THAT(error_of([&] { replace_trained_data(trained()->weight, nullptr); }),
+              HasSubstr("the data is null"));
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 
 namespace mantissa {
 
-/// The pixels that a decoder has made: an image at 1/`shrink` of the size, whose first pixel lies at (top, left) of the
-/// image as the file has it.
+/// Where the decoded pixels lie in the original image: (top, left) is the position of the first one. The decoded
+/// image is 1/`shrink` of the original size.
 struct DecodedPart {
   int64_t top = 0, left = 0, shrink = 1;
 };
@@ -26,11 +26,11 @@ class ImageDecoder {
 
   int64_t height() const { return height_; }
   int64_t width() const { return width_; }
-  /// Decodes the pixels of `box`, which must lie inside the image, to `out`. A format may decode more of them, and at a
-  /// smaller size, but at most `max_shrink` times smaller. To be called once.
+  /// Decodes the pixels of `box` into `out`. The box must lie inside the image. The result may contain further
+  /// pixels, and may be smaller by a factor of at most `max_shrink`. Call this function once.
   ///
   /// Numerics: grey becomes three equal channels; CMYK becomes RGB as in Pillow; transparency is dropped.
-  /// Errors:   c10::ValueError that begins with the name for data that are truncated or corrupt.
+  /// Errors:   c10::ValueError for truncated or corrupt data. Its message begins with the name.
   virtual DecodedPart decode(const CropBox& box, int64_t max_shrink, Image& out) = 0;
 
  protected:
@@ -38,13 +38,14 @@ class ImageDecoder {
   int64_t height_ = 0, width_ = 0;
 };
 
-/// An image has at most so many pixels, as in Pillow, so that a small file cannot take all memory.
+/// The largest number of pixels that an image may have, as in Pillow. It keeps a small file from taking all memory.
 constexpr int64_t kMaxImagePixels = 178'956'970;
 
-/// Reads the header of a JPEG or PNG file, or of an image of a packed file. `name` begins the messages; `bytes` must
+/// Reads the header of a JPEG or PNG file, or of an image in a packed file (docs/packed-images.md). `bytes` must
 /// outlive the decoder.
-/// Errors: c10::ValueError that begins with `name` if the content has none of these forms (whatever the file is called), for a
-///         header that is truncated or corrupt, and for more than kMaxImagePixels pixels.
+/// Errors: c10::ValueError, whose message begins with `name`, if the content is none of these formats, if the header
+///         is truncated or corrupt, or if the image has more than kMaxImagePixels pixels. The file's extension does
+///         not matter.
 std::unique_ptr<ImageDecoder> open_image(std::string_view bytes, const std::string& name);
 
 }  // namespace mantissa

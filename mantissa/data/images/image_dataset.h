@@ -38,7 +38,7 @@ struct ImageDatasetOptions {
 /// Memory:  batches have that of earlier ones, which are dead (batch_memory.h).
 /// Threads: several threads read at once; one call uses libtorch's threads, which a loader's worker has one of.
 /// Errors:  of draw_batch(): without kSkip, c10::Error and c10::ValueError that name an image that cannot be read or decoded.
-/// Example: image_dataset_test.cpp, ImageDataset.ReadsAFolder.
+/// Example: image_dataset_test.cpp, ImageDatasetTest.ReadsAFolder.
 class ImageDataset final : public Dataset {
  public:
   /// Errors: c10::ValueError for no source or no pipeline; those of ImageNormalizer.

@@ -26,6 +26,7 @@ class ImageRandom {
   int64_t below(int64_t count) {
     return static_cast<int64_t>((next() >> 32) * static_cast<uint64_t>(count) >> 32);
   }
+  /// Returns true with the given probability, from 0 to 1.
   bool chance(double probability) { return uniform(0, 1) < probability; }
 
  private:

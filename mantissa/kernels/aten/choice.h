@@ -9,8 +9,8 @@ namespace mantissa {
 
 /// The speed of one kernel when the choice was made.
 struct KernelTiming {
-  std::string
-      kernel;  ///< "libtorch", or a tier's name: "avx2", "avx512", "avx512_bf16", "amx_bf16", "generic"
+  /// "libtorch", or a tier's name: "generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16" or "amx_bf16".
+  std::string kernel;
   double seconds = 0;  ///< processor time of one call, on one thread
 };
 

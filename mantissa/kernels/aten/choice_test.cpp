@@ -11,6 +11,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/kernels/aten/calibration_internal.h"
 #include "mantissa/kernels/aten/choice_internal.h"
 #include "mantissa/kernels/aten/overrides.h"
@@ -19,7 +20,6 @@
 namespace mantissa::choice_test {
 namespace {
 
-using test::error_of;
 using testing::HasSubstr;
 
 /// The tests of this program use our own kernels, even if libtorch's are faster on this CPU.
@@ -185,17 +185,13 @@ TEST_F(Choice, ACheckpointsChoicesYieldToTheUsers) {
 TEST_F(Choice, PinsThatTheEnvironmentOverrulesAreReported) {
   if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0 already";
   ASSERT_EQ(setenv("MANTISSA_CPU_KERNELS", "0", 1), 0);
-  struct Collect final : c10::WarningHandler {
-    void process(const c10::Warning& warning) override { messages.push_back(warning.msg()); }
-    std::vector<std::string> messages;
-  } collect;
   {
-    const c10::WarningUtils::WarningHandlerGuard guard(&collect);
+    const Warnings warnings;
     pin_cpu_kernels("gelu=generic");
     pin_cpu_kernels("");
     pin_cpu_kernels("libtorch,fp16.gelu=libtorch,gelu=measured");
+    EXPECT_THAT(warnings.texts, testing::ElementsAre(HasSubstr("MANTISSA_CPU_KERNELS=0 leaves")));
   }
-  EXPECT_THAT(collect.messages, testing::ElementsAre(HasSubstr("MANTISSA_CPU_KERNELS=0 leaves")));
   EXPECT_THAT(resume_cpu_kernels("bf16.gelu=generic,fp16.gelu=libtorch"),
               testing::ElementsAre("bf16.gelu=generic"));
   const std::string choices = cpu_kernel_choices();

@@ -27,7 +27,6 @@ namespace {
 
 namespace aten = kernels::aten;
 
-using test::error_of;
 using test::same_bits;
 using Compute = std::function<at::Tensor()>;
 

@@ -8,24 +8,24 @@
 
 namespace mantissa::kernels::cpu {
 
-/// A build of the unscaling kernel inside this binary.
+/// One compiled version of the unscaling kernel, which divides gradients by the loss scale.
 struct UnscaleBuild {
   CpuTier tier;
   UnscaleKernel* run;
 };
 
-/// The best build comes first; the last one runs on any CPU.
+/// Returns all builds, the best one first. The last one runs on any CPU.
 const std::vector<UnscaleBuild>& unscale_builds();
 
-/// Adjacent values in the CPU's memory.
+/// A contiguous array of values in the CPU's memory.
 struct Values {
   void* data;
   Element element;
   int64_t count;
 };
 
-/// Multiplies all values in place by `inv_scale`, with a build that this CPU must be able to run. Returns
-/// true if any value was inf or nan before (see UnscaleKernel). No two elements of `all` may share memory.
+/// Multiplies all values by `inv_scale` in place. This CPU must be able to run `build`. Returns true if any
+/// value was inf or nan before (see UnscaleKernel). No two elements of `all` may share memory.
 /// One parallel region processes them all, so that many small tensors take little longer than one large tensor.
 ///
 /// Threads: uses up to at::get_num_threads() threads.

@@ -17,8 +17,9 @@ namespace mantissa {
 /// (100: one core busy), process_resident_bytes, process_peak_resident_bytes and process_threads describe
 /// this process. Percentages of time cover the time since the previous row.
 ///
-/// GPU statistics are those of libtorch's allocator, under the names of torch.cuda.memory_stats():
-/// allocated_bytes.all.current, ...
+/// GPU statistics are those of libtorch's allocator, named as in torch.cuda.memory_stats(), for example
+/// allocated_bytes.all.current.
+///
 /// Sync:    none.
 /// Errors:  c10::ValueError at the start of a fit for a Trainer without loggers. Statistics that cannot be
 ///          read are left out.

@@ -17,7 +17,7 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
   TORCH_CHECK_VALUE(is_min_ || options_.mode == "max", "EarlyStopping: unknown mode '", options_.mode, "'",
                     did_you_mean(options_.mode, {"min", "max"}), "; choose min or max");
   TORCH_CHECK_VALUE(options_.patience >= 0, "EarlyStopping: patience=", options_.patience,
-                    "; give a count of checks");
+                    "; give 0 or more checks");
   TORCH_CHECK_VALUE(std::isfinite(options_.min_delta), "EarlyStopping: min_delta=", options_.min_delta,
                     "; give a finite number");
   state_.best_score = is_min_ ? HUGE_VAL : -HUGE_VAL;
@@ -54,7 +54,8 @@ void EarlyStopping::on_validation_end(Trainer& trainer) {
 
 void EarlyStopping::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*global_step*/,
                                  const Metrics& metrics) {
-  // If a run ends inside an epoch, the resumed run checks that epoch's end.
+  // progress().epoch still equals `epoch` if the run stopped inside it; the resumed run checks that epoch when it
+  // ends.
   if (!at_epoch_end_ || trainer.progress().epoch == epoch) return;
   // There is no new value: the metric was measured before but not in this epoch, or a signal came first.
   if (!metrics.contains(options_.monitor) &&
@@ -87,8 +88,8 @@ void EarlyStopping::judge(double current) {
   if (options_.check_finite && !std::isfinite(current)) {
     // The sign of a nan is arbitrary.
     return decide(EarlyStoppingReason::kNonFiniteMetric,
-                  fmt::format("{} is {}; the best was {:.6g}", name,
-                              std::isnan(current) ? std::abs(current) : current, best));
+                  fmt::format("{} is {}{}", name, std::isnan(current) ? std::abs(current) : current,
+                              std::isfinite(best) ? fmt::format("; the best was {:.6g}", best) : ""));
   }
   if (options_.stopping_threshold && is_better(current, *options_.stopping_threshold)) {
     return decide(EarlyStoppingReason::kStoppingThreshold,
@@ -126,9 +127,10 @@ StateDict EarlyStopping::state_dict() const {
 }
 
 void EarlyStopping::load_state_dict(const StateReader& state) {
+  constexpr auto kLast = static_cast<int64_t>(EarlyStoppingReason::kNonFiniteMetric);
   State loaded{.wait_count = state.at("wait_count").to_count(),
                .best_score = state.at("best_score").to_double(),
-               .reason = static_cast<EarlyStoppingReason>(state.at("stopping_reason").to_int(0, 4)),
+               .reason = static_cast<EarlyStoppingReason>(state.at("stopping_reason").to_int(0, kLast)),
                .message = state.at("stopping_reason_message").to_string()};
   if (const auto epoch = state.find("stopped_epoch")) loaded.stopped_epoch = epoch->to_count();
   state_ = std::move(loaded);

@@ -116,6 +116,11 @@ TEST(EarlyStopping, ANanIsNamedWithoutItsSign) {
             "EarlyStopping: m is nan; the best was 1");
 }
 
+TEST(EarlyStopping, TheFirstCheckHasNoBestToName) {
+  EXPECT_EQ((Fit{.options = {.monitor = "m"}, .values = {NAN}}.go().result.stopped_by),
+            "EarlyStopping: m is nan");
+}
+
 TEST(EarlyStopping, AMonitorThatWasNotLoggedIsAnErrorUnlessConfiguredOtherwise) {
   EXPECT_THAT(
       error_of([] { Fit{.options = {.monitor = "val_y"}, .values = {1}}.go(); }),

@@ -160,8 +160,7 @@ void Tracer::report(int64_t batch_index) {
                  origin_->backward ? "a gradient of " + origin_->op : "the loss", " at the loss scale ",
                  precision_.loss_scale().item<double>(), " is beyond ", c10::toString(origin_->result.dtype),
                  ". The scaler lowers the scale by itself, which is how it finds a fitting one; this is "
-                 "reported again only "
-                 "when ",
+                 "reported again only when ",
                  TrainerOptions::kOverflowsInARow, " steps in a row are skipped");
       return;
     }
