@@ -87,7 +87,7 @@ struct Option {
   bool in_resume = false;
   /// `validate`, `test` and `predict` take the option as well.
   bool in_trained = false;
-  /// `generate` does not take it from here: it has an option of its own with this name.
+  /// `generate` does not take it: it has an option of its own with this name, or needs none.
   bool differs_in_generate = false;
   /// The commands that take a trained model ignore the run's value: it is about the training, not about its model.
   bool only_for_training = false;

@@ -104,7 +104,7 @@ TORCH_MODULE(VitPatches);
 /// Shapes:   [N, channels, image_size, image_size] -> [N, num_classes], not normalized.
 /// Units:    weights start from torchvision's distributions, drawn from the global generator: those of the head from 0.
 /// Numerics: logits and gradients equal those of timm bit for bit on the same CPU, and those of torchvision, which sums over
-///           patches in another order, within 1e-6 of the largest value.
+///           patches in another order, within 1e-5 of the largest value.
 /// Errors:   c10::ValueError for options out of range, and from forward() for other shapes.
 /// Source:   Dosovitskiy et al. 2021, arXiv:2010.11929.
 /// Example:  vit_test.cpp, VitFiles.EitherKindIsReadByEither
