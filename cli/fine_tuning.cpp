@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <map>
 #include <set>
+#include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -113,6 +117,28 @@ void load_first_weights(torch::nn::Module& model, const FitOptions& o) {
   }
 }
 
+namespace {
+
+/// Throws for a weight that --train-only `name` selects and that has an adapter, is quantized, or both.
+[[noreturn]] void refuse_weight(const std::string& name, const std::string& parameter,
+                                const at::Tensor& weight) {
+  std::vector<std::string> reasons, cures;
+  if (is_adapted(weight)) {
+    reasons.emplace_back("has an adapter");
+    cures.emplace_back("exclude its layer from --lora (exclude=...)");
+  }
+  if (is_packed(base_weight(weight))) {
+    reasons.emplace_back("is quantized");
+    cures.emplace_back("keep its layer in float (--ignore-modules)");
+  }
+  C10_THROW_ERROR(ValueError,
+                  fmt::format("--train-only {}: '{}' {}, so it cannot be trained directly; remove it "
+                              "from --train-only, or {}",
+                              name, parameter, fmt::join(reasons, " and "), fmt::join(cures, " and ")));
+}
+
+}  // namespace
+
 void train_only(torch::nn::Module& model, const std::vector<std::string>& names) {
   if (names.empty()) return;
   const auto* const known = dynamic_cast<const PublicModel*>(&model);
@@ -131,11 +157,7 @@ void train_only(torch::nn::Module& model, const std::vector<std::string>& names)
       if (is_of_adapter(parameter) ||
           !(is_selected(parameter, name, head) || is_selected(in_files, name, head)))
         continue;
-      const bool has_adapter = is_adapted(tensor);
-      TORCH_CHECK_VALUE(plain.contains(parameter), "--train-only ", name, ": '", parameter,
-                        has_adapter ? "' has an adapter" : "' is quantized",
-                        ", so it cannot be trained directly; remove it from --train-only",
-                        has_adapter ? ", or exclude its layer from --lora (exclude=...)" : "");
+      if (!plain.contains(parameter)) refuse_weight(name, parameter, tensor);
       is_known = true;
       selected.insert(parameter);
     }

@@ -121,6 +121,25 @@ TEST_F(FineTuning, AnAdapterLearnsBesideTheNewHead) {
             2 * (16 + 128) + 2 * (128 + 128) + 7 * 128 + 7);
 }
 
+TEST_F(FineTuning, AQuantizedWeightIsTrainedOnlyInFloat) {
+  ASSERT_EQ(run("convert base/weights.safetensors base4.safetensors --to nf4").status, 0);
+  const auto train_head = [&](const std::string& options) {
+    return train(
+        "--data idx:few --classes 5 --model mlp --precision nf4 --weights base4.safetensors --train-only "
+        "head " +
+        options);
+  };
+  expect_error(
+      train_head(""), 2,
+      {"'layers.2.weight' is quantized, so it cannot be trained directly", "or keep its layer in float"});
+  expect_error(
+      train_head("--lora r=2"), 2,
+      {"has an adapter and is quantized", "(exclude=...) and keep its layer in float (--ignore-modules)"});
+  const Outcome tuned = train_head("--lora r=2,exclude=layers.2 --ignore-modules layers.2 --output run");
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  EXPECT_EQ(weights("run").at("layers.2.weight").scalar_type(), at::kFloat);
+}
+
 TEST_F(FineTuning, AQuantizedFileGetsANewHead) {
   ASSERT_EQ(run("convert base/weights.safetensors base4.safetensors --to nf4").status, 0);
   const Outcome tuned = train(

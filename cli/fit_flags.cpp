@@ -113,7 +113,7 @@ bool takes(FlagsOf commands, const Option& option) {
     case FlagsOf::kTrained:
       return option.in_trained;
     case FlagsOf::kGenerate:
-      return option.in_trained && !option.differs_in_generate;
+      return option.in_trained && !option.not_in_generate;
   }
   return false;
 }

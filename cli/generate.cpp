@@ -218,11 +218,11 @@ void run_generate(const GenerateCommand& c) {
                   made.tokens_per_second(), generate_end_name(made.end)));
 }
 
-void add_text(CLI::App& sub, const char* flag, std::optional<std::string>& to, const char* placeholder,
+void add_text(CLI::App& sub, const char* flag, std::optional<std::string>& to, const char* value_name,
               const char* help) {
   sub.add_option_function<std::string>(
          flag, [&to](const std::string& text) { to = text; }, help)
-      ->option_text(placeholder);
+      ->option_text(value_name);
 }
 
 }  // namespace

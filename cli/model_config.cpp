@@ -11,7 +11,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/dtype_names.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/models/causal_model.h"
 #include "mantissa/weights/named_parts.h"
@@ -19,18 +18,18 @@
 namespace mantissa::cli {
 namespace {
 
-/// Returns what transformers calls the dtype that most floating-point values have; "" if it has no name for it.
+/// Returns what transformers calls the dtype that most values have, of those that it has a name for; "" if none has one.
 std::string dtype_of(const SafetensorsLayout& weights) {
   static const std::map<at::ScalarType, const char*> names{
       {at::kDouble, "float64"}, {at::kFloat, "float32"}, {at::kBFloat16, "bfloat16"}, {at::kHalf, "float16"}};
   std::map<at::ScalarType, uint64_t> values;
   for (const auto& file : weights.files)
     for (const auto& [name, entry] : file.header.tensors)
-      if (is_castable(entry.dtype))
+      if (names.contains(entry.dtype))
         values[entry.dtype] += (entry.end - entry.begin) / c10::elementSize(entry.dtype);
   const auto most = std::max_element(values.begin(), values.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == values.end() || !names.contains(most->first) ? "" : names.at(most->first);
+  return most == values.end() ? "" : names.at(most->first);
 }
 
 }  // namespace

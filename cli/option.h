@@ -88,10 +88,10 @@ struct Option {
   /// `validate`, `test` and `predict` take the option as well.
   bool in_trained = false;
   /// `generate` does not take it: it has an option of its own with this name, or needs none.
-  bool differs_in_generate = false;
+  bool not_in_generate = false;
   /// The commands that take a trained model ignore the run's value: it is about the training, not about its model.
   bool only_for_training = false;
-  /// The help in those four commands, if it differs.
+  /// The help in the commands other than `fit`, if it differs.
   std::string help_elsewhere = {};
   /// The name that the library's messages have for the option, which with_flags() replaces by the flag. An or_auto
   /// option needs it only if it differs from `name`.

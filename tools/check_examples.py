@@ -23,7 +23,7 @@ def problem_of(header: pathlib.Path, root: pathlib.Path, example: str) -> str | 
     text = file.read_text()
     if test := re.match(r"[\w/.]+, (\w+)\.(\w+)", example):
         return None if re.search(TEST.format(*test.groups()), text) else f"{name[0]} has no test {test[1]}.{test[2]}"
-    if (word := re.match(r"[\w/.]+, ([\w:]+)", example)) and word[1] not in text:
+    if (word := re.match(r"[\w/.]+, ([\w:]+)", example)) and not re.search(rf"\b{word[1]}\b", text):
         return f"{name[0]} does not have {word[1]}"
     return None
 
@@ -36,6 +36,8 @@ def main(root: pathlib.Path) -> int:
                 count += 1
                 if problem := problem_of(header, root, example[1]):
                     errors.append(f"{header.relative_to(root)}:{number}: {problem}")
+    if not count:
+        errors.append("no header has an example: the pattern or the folders no longer fit")
     print("\n".join(errors) or f"{count} examples: all exist")
     return bool(errors)
 

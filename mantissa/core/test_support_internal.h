@@ -12,6 +12,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/error_message.h"
+
 namespace mantissa {
 
 /// Returns the message of the Error that `f` throws, or "no error". Any other exception is let through.
@@ -20,18 +22,20 @@ std::string error_of(const F& f) {
   try {
     f();
   } catch (const Error& error) {
-    const auto* const from_libtorch = dynamic_cast<const c10::Error*>(&error);
-    return from_libtorch ? from_libtorch->what_without_backtrace() : error.what();
+    return message_of(error);
   }
   return "no error";
 }
 
-/// Collects the warnings of libtorch in this scope, including those that appear only once.
-class Warnings : public c10::WarningHandler {
+/// Collects the warnings of whoever makes it their handler, such as set_thread_warning_handler().
+class KeptWarnings : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
+  mutable std::vector<std::string> texts;  // a scope's collector is const for the test, not for libtorch
+};
 
+/// Collects the warnings of this thread in this scope, including those that appear only once.
+class Warnings final : public KeptWarnings {
  private:
   c10::WarningUtils::WarnAlways always_;
   c10::WarningUtils::WarningHandlerGuard guard_{this};

@@ -4,17 +4,13 @@
 #include <gtest/gtest.h>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/test_support_internal.h"
+
 namespace mantissa::thread_warnings_test {
 namespace {
-
-struct Kept final : c10::WarningHandler {
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-};
 
 void warn_in_a_thread(const char* text) {
   std::thread([text] {
@@ -24,7 +20,7 @@ void warn_in_a_thread(const char* text) {
 }
 
 TEST(ThreadWarnings, GoWhereTheProgramSentThem) {
-  Kept kept;
+  KeptWarnings kept;
   set_thread_warning_handler(&kept);
   warn_in_a_thread("chosen");
   set_thread_warning_handler(nullptr);
@@ -33,7 +29,7 @@ TEST(ThreadWarnings, GoWhereTheProgramSentThem) {
 }
 
 TEST(ThreadWarnings, LeaveTheCallersOwnHandlerWhereNoneWasChosen) {
-  Kept own;
+  KeptWarnings own;
   const c10::WarningUtils::WarningHandlerGuard guard(&own);
   use_thread_warning_handler();
   TORCH_WARN("here");

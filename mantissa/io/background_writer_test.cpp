@@ -155,7 +155,7 @@ TEST(BackgroundWriter, WarnsOfErrorsThatNobodyAskedFor) {
 }
 
 TEST(BackgroundWriter, TheWarningsOfAJobGoWhereThoseOfThreadsGo) {
-  Warnings warnings;
+  KeptWarnings warnings;
   set_thread_warning_handler(&warnings);
   BackgroundWriter writer;
   writer.post([] { TORCH_WARN("the disk is slow"); });

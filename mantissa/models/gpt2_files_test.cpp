@@ -3,6 +3,11 @@
 #include <filesystem>
 #include <fstream>
 #include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <string>
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randint.h>
 
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/safetensors.h"

@@ -6,6 +6,7 @@
 
 #include <torch/csrc/autograd/function_hook.h>
 
+#include "mantissa/core/error_message.h"
 #include "mantissa/trace/observer_internal.h"
 
 namespace mantissa::nonfinite_internal {
@@ -95,9 +96,7 @@ void Observer::on_end(const at::RecordFunction& fn, at::ObserverContext* context
 void Observer::warn_about(const std::string& name, const std::exception& error) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(warned_, true)) return;
-  const auto* known = dynamic_cast<const c10::Error*>(&error);
-  TORCH_WARN("trace_nonfinite: ", name, " could not be observed (",
-             known ? known->what_without_backtrace() : error.what(),
+  TORCH_WARN("trace_nonfinite: ", name, " could not be observed (", message_of(error),
              "); values that it computes are reported as inputs of the operation that reads them");
 }
 

@@ -17,6 +17,11 @@ def gradients(model, tokens, upstream):
 TOLERANCE = 1e-5
 
 
+def assert_near(ours, theirs, name):
+    assert ours.shape == theirs.shape, name
+    assert (ours - theirs).abs().max() <= TOLERANCE * theirs.abs().max(), name
+
+
 def assert_as_exact(ours, theirs, exact):
     """Each tensor of ours has an error of at most TOLERANCE of its largest element, or at most twice theirs. Those that are 0 in exact
     arithmetic, as those of queries with one key are, have no largest element: they must be below TOLERANCE of the largest tensor's."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exact import TOLERANCE
+from exact import assert_near
 from test_llama import SMALL, make
 
 CONFIGS = {
@@ -47,7 +47,7 @@ def test_greedy(tmp_path, runner, changes, batch):
     got_tokens, got_logits = ours(runner, tmp_path / "model", prompt)
     assert torch.equal(got_tokens, tokens)
     # Attention to the cache is the same in real numbers; one position and groups of heads sum in another order.
-    assert (got_logits - logits).abs().max() <= TOLERANCE * logits.abs().max()
+    assert_near(got_logits, logits, "logits")
 
 
 def test_greedy_in_bf16(tmp_path, runner):

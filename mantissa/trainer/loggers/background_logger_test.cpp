@@ -124,7 +124,7 @@ TEST(BackgroundLogger, WritesByItselfWhenTheQueueIsHalfFull) {
 }
 
 TEST(BackgroundLogger, WarningsOfItsWriterGoToTheChosenHandler) {
-  Warnings warnings;
+  KeptWarnings warnings;
   set_thread_warning_handler(&warnings);
   Log log;
   log.in_call = [] { TORCH_WARN("the disk is slow"); };
