@@ -1,31 +1,20 @@
 #include "cli/key_map.h"
 
-#include <array>
 #include <fmt/format.h>
 #include <set>
 #include <string_view>
-
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
 
 #include <c10/util/Exception.h>
 
 #include "cli/errors.h"
 #include "cli/terminal_text.h"
 #include "cli/yaml_file.h"
+#include "mantissa/core/pcre2_internal.h"
 
 namespace mantissa::cli {
 namespace {
 
 constexpr size_t kLongestName = 65536;
-
-std::string pcre2_message(int error) {
-  std::array<PCRE2_UCHAR, 256> text{};
-  pcre2_get_error_message(error, text.data(), text.size());
-  return reinterpret_cast<const char*>(text.data());
-}
-
-PCRE2_SPTR bytes_of(const std::string& text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
 
 }  // namespace
 
@@ -35,10 +24,10 @@ class Regex {
   Regex(const std::string& where, const std::string& pattern) : pattern_(pattern) {
     int error = 0;
     PCRE2_SIZE at = 0;
-    code_.reset(pcre2_compile(bytes_of(pattern), pattern.size(), PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C, &error,
-                              &at, nullptr));
+    code_.reset(pcre2_compile(pcre2::units_of(pattern), pattern.size(), PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C,
+                              &error, &at, nullptr));
     TORCH_CHECK_VALUE(code_, where, "'", printable(pattern), "' is not a regular expression (",
-                      pcre2_message(error), ", at byte ", at + 1,
+                      pcre2::message_of(error), ", at byte ", at + 1,
                       "); put a backslash before literal characters");
   }
 
@@ -52,8 +41,8 @@ class Regex {
     PCRE2_SIZE size = 0;
     const auto substitute = [&] {
       size = result.size();
-      return pcre2_substitute(code_.get(), bytes_of(text), text.size(), 0, kOptions, nullptr, nullptr,
-                              bytes_of(replacement), replacement.size(),
+      return pcre2_substitute(code_.get(), pcre2::units_of(text), text.size(), 0, kOptions, nullptr, nullptr,
+                              pcre2::units_of(replacement), replacement.size(),
                               reinterpret_cast<PCRE2_UCHAR*>(result.data()), &size);
     };
     int found = substitute();
@@ -63,7 +52,7 @@ class Regex {
     }
     const std::string reason = found == PCRE2_ERROR_NOMEMORY
                                    ? fmt::format("the new name would be longer than {} bytes", kLongestName)
-                                   : pcre2_message(found);
+                                   : pcre2::message_of(found);
     const bool has_bad_syntax = found == PCRE2_ERROR_BADREPLACEMENT || found == PCRE2_ERROR_BADREPESCAPE ||
                                 found == PCRE2_ERROR_REPMISSINGBRACE ||
                                 found == PCRE2_ERROR_BADSUBSTITUTION || found == PCRE2_ERROR_NOSUBSTRING;
@@ -80,11 +69,8 @@ class Regex {
   }
 
  private:
-  struct Free {
-    void operator()(pcre2_code* code) const { pcre2_code_free(code); }
-  };
   std::string pattern_;
-  std::unique_ptr<pcre2_code, Free> code_;
+  pcre2::Code code_;
 };
 
 namespace {

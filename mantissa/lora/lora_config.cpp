@@ -23,7 +23,7 @@ Value value_of(const std::map<std::string, Value>& patterns, const std::string& 
 void check_pattern(const std::string& member, const std::string& pattern) {
   const std::string problem = lora::problem_of(pattern);
   TORCH_CHECK_VALUE(problem.empty(), "LoraConfig: ", member, " has the key '", fit_for_message(pattern),
-                    "', which is no regular expression of C++ (", problem, "); give ends of layers' names");
+                    "', which is no regular expression (", problem, "); give ends of layers' names");
 }
 
 void check_rank(const std::string& member, int64_t rank) {

@@ -32,6 +32,7 @@ struct LoraConfig {
   std::string base_model_name_or_path = {};
 
   /// Returns the rank and the alpha of the layer `name`.
+  /// Errors: c10::ValueError for an expression that would try too many ways to match `name`.
   int64_t rank_of(const std::string& name) const;
   double alpha_of(const std::string& name) const;
   /// Returns the factor of B A in the layer `name`.

@@ -22,7 +22,7 @@ ModuleNames::ModuleNames(std::string expression) : expression_(std::move(express
   if (is_all_linear()) return;
   const std::string problem = lora::problem_of(expression_);
   TORCH_CHECK_VALUE(problem.empty(), "ModuleNames: '", fit_for_message(expression_),
-                    "' is no regular expression of C++ (", problem,
+                    "' is no regular expression (", problem,
                     "); list the ends of the modules' names instead");
 }
 

@@ -13,8 +13,7 @@ namespace mantissa {
 ///     ModuleNames b = "blocks\\.[01]\\.(qkv|expand)";    // an expression for the whole name
 ///     ModuleNames c = "all-linear";
 ///
-/// Numerics: expressions are std::regex's (ECMAScript), without back-references, of at most 1024 characters and 64 parentheses.
-///           They agree with Python's for what such names need.
+/// An expression is Perl-compatible (PCRE2) and matches as Python's `re.fullmatch()` does in PEFT.
 class ModuleNames {
  public:
   /// No module.
@@ -28,6 +27,7 @@ class ModuleNames {
   bool empty() const { return ends_.empty() && expression_.empty(); }
   bool is_all_linear() const { return expression_ == "all-linear"; }
   /// Whether the module `name` is meant. All-linear means every module here; the caller knows what is linear.
+  /// Errors: c10::ValueError for an expression that would try too many ways to match `name`, such as "(a|a)*[bc]".
   bool matches(const std::string& name) const;
   /// The ends of names; empty for an expression.
   const std::vector<std::string>& ends() const { return ends_; }

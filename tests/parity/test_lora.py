@@ -16,6 +16,7 @@ KINDS = {
     "lora": dict(r=4, lora_alpha=12, target_modules=["fc1", "fc2"]),
     "one layer": dict(r=4, lora_alpha=12, target_modules=["fc2"]),
     "expression": dict(r=3, lora_alpha=3, target_modules=r"fc\d"),
+    "an expression of Python": dict(r=3, target_modules=r"(?P<name>fc)(?!3)\d(?<=[12])"),
     "all-linear": dict(r=3, target_modules="all-linear"),
     "rslora": dict(r=9, lora_alpha=4, use_rslora=True, target_modules=["fc1", "fc2"]),
     "dora": dict(r=4, lora_alpha=12, use_dora=True, target_modules=["fc1", "fc2"]),

@@ -5,12 +5,10 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/pcre2_internal.h"
 #include "mantissa/data/tokenizers/pattern_internal.h"
 #include "mantissa/data/tokenizers/utf8_internal.h"
 #include "mantissa/io/json_internal.h"
-
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
 
 namespace mantissa::tokenizers {
 namespace {
@@ -118,27 +116,17 @@ class Translation {
   bool in_class_ = false;
 };
 
-using MatchData = std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)>;
-
-std::string pcre2_message(int error) {
-  std::string text(256, '\0');
-  const int size = pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(text.data()), text.size());
-  text.resize(size > 0 ? static_cast<size_t>(size) : 0);
-  return text;
-}
-
-PCRE2_SPTR units_of(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
-
 /// Returns the first match at or after `begin`, as {begin, end}; {npos, npos} if there is none.
 std::pair<size_t, size_t> find(const pcre2_code* code, pcre2_match_data* data, std::string_view text,
                                size_t begin, uint32_t options = 0) {
   options |= PCRE2_NO_UTF_CHECK;
-  int found = pcre2_match(code, units_of(text), text.size(), begin, options, data, nullptr);
+  int found = pcre2_match(code, pcre2::units_of(text), text.size(), begin, options, data, nullptr);
   if (found == PCRE2_ERROR_JIT_STACKLIMIT)
-    found = pcre2_match(code, units_of(text), text.size(), begin, options | PCRE2_NO_JIT, data, nullptr);
+    found =
+        pcre2_match(code, pcre2::units_of(text), text.size(), begin, options | PCRE2_NO_JIT, data, nullptr);
   if (found == PCRE2_ERROR_NOMATCH) return {std::string_view::npos, std::string_view::npos};
   TORCH_CHECK(found >= 0, "the tokenizer's pattern fails at byte ", begin, " of the text (",
-              pcre2_message(found), "); give the text in shorter parts");
+              pcre2::message_of(found), "); give the text in shorter parts");
   const size_t* const ends = pcre2_get_ovector_pointer(data);
   return {ends[0], ends[1]};
 }
@@ -161,17 +149,17 @@ Pattern::Pattern(const std::string& expression, const std::string& where, Dialec
   int error = 0;
   PCRE2_SIZE at = 0;
   pcre2_code* const code =
-      pcre2_compile(units_of(translated), translated.size(),
+      pcre2_compile(pcre2::units_of(translated), translated.size(),
                     PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_MULTILINE, &error, &at, nullptr);
   TORCH_CHECK_VALUE(code, where, ": the pattern '", fit_for_message(expression),
-                    "' is no regular expression (", pcre2_message(error),
+                    "' is no regular expression (", pcre2::message_of(error),
                     "); give the tokenizer.json of a GPT-2 or a Llama");
   code_ = std::shared_ptr<const void>(code, [code](const void*) { pcre2_code_free(code); });
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without it, the interpreter finds the same
 }
 
 void Pattern::cut(std::string_view text, const std::function<void(std::string_view piece)>& visit) const {
-  const MatchData data(pcre2_match_data_create_from_pattern(code_in(code_), nullptr), &pcre2_match_data_free);
+  const pcre2::MatchData data(pcre2_match_data_create_from_pattern(code_in(code_), nullptr));
   size_t done = 0;
   for (size_t from = 0; from < text.size();) {
     const auto [begin, end] = find(code_in(code_), data.get(), text, from);
@@ -185,7 +173,7 @@ void Pattern::cut(std::string_view text, const std::function<void(std::string_vi
 }
 
 bool Pattern::begins(std::string_view text) const {
-  const MatchData data(pcre2_match_data_create_from_pattern(code_in(code_), nullptr), &pcre2_match_data_free);
+  const pcre2::MatchData data(pcre2_match_data_create_from_pattern(code_in(code_), nullptr));
   return find(code_in(code_), data.get(), text, 0, PCRE2_ANCHORED).first == 0;
 }
 
