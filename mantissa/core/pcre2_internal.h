@@ -8,15 +8,17 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-/// What every user of PCRE2 needs. A room that includes this file links the library.
+/// These are the helpers of all users of PCRE2. A room that includes this file links the library.
 namespace mantissa::pcre2 {
 
 struct Free {
   void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+  void operator()(pcre2_compile_context* context) const { pcre2_compile_context_free(context); }
   void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
   void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
 };
 using Code = std::unique_ptr<pcre2_code, Free>;
+using CompileContext = std::unique_ptr<pcre2_compile_context, Free>;
 using MatchContext = std::unique_ptr<pcre2_match_context, Free>;
 using MatchData = std::unique_ptr<pcre2_match_data, Free>;
 

@@ -10,18 +10,19 @@
 namespace mantissa {
 namespace {
 
-/// Returns the value of the pattern that means the layer `name`, or `fallback`. As in PEFT, a pattern stands for
-/// the whole name or for an end of it that follows a dot.
+/// Returns the expression that PEFT makes of a pattern, which stands for the whole name or for an end of it that follows a dot.
+std::string expression_of(const std::string& pattern) { return "(.*\\.)?(" + pattern + ")"; }
+
+/// Returns the value of the pattern that means the layer `name`, or `fallback`.
 template <typename Value>
 Value value_of(const std::map<std::string, Value>& patterns, const std::string& name, Value fallback) {
   for (const auto& [pattern, value] : patterns)
-    if (ends_with_name(name, pattern) || lora::matches_whole(name, "(?:.*\\.)?(?:" + pattern + ")"))
-      return value;
+    if (ends_with_name(name, pattern) || lora::matches_whole(name, expression_of(pattern))) return value;
   return fallback;
 }
 
 void check_pattern(const std::string& member, const std::string& pattern) {
-  const std::string problem = lora::problem_of(pattern);
+  const std::string problem = lora::problem_of(expression_of(pattern));
   TORCH_CHECK_VALUE(problem.empty(), "LoraConfig: ", member, " has the key '", fit_for_message(pattern),
                     "', which is no regular expression (", problem, "); give ends of layers' names");
 }

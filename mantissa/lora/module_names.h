@@ -13,7 +13,7 @@ namespace mantissa {
 ///     ModuleNames b = "blocks\\.[01]\\.(qkv|expand)";    // an expression for the whole name
 ///     ModuleNames c = "all-linear";
 ///
-/// An expression is Perl-compatible (PCRE2) and matches as Python's `re.fullmatch()` does in PEFT.
+/// An expression is Perl-compatible (PCRE2). What Python's `re` has, too, matches as `re.fullmatch()` does in PEFT.
 class ModuleNames {
  public:
   /// No module.

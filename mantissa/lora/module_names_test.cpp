@@ -23,6 +23,11 @@ TEST(ModuleNames, ExpressionsMatchWholeNamesAsInPython) {
   EXPECT_TRUE(matches("(?!vision).*\\.q_proj", "text.q_proj"));
   EXPECT_FALSE(matches("(?!vision).*\\.q_proj", "vision.q_proj"));
   EXPECT_TRUE(matches("layers\\.\\d{1,2}\\.\\w+(?<!_proj)", "layers.11.gate"));
+  EXPECT_TRUE(matches("layers\\.\\d{,2}\\.(mlp|[{,2}]{,})", "layers.11.{{,,22}}"));
+  EXPECT_FALSE(matches("layers\\.\\d{,2}", "layers.111"));
+  EXPECT_TRUE(matches("\\{,2}[]{,2}]", "{,2}]")) << "a brace that is escaped or in a set repeats nothing";
+  EXPECT_TRUE(matches("a{,b", "a{,b"));
+  EXPECT_TRUE(matches("a{,2", "a{,2"));
   EXPECT_TRUE(matches("\\w.", "\u00e9\u00e8")) << "characters, not bytes";
   EXPECT_FALSE(matches(".*", "caf\xe9")) << "Python has no name that is not UTF-8";
 }
@@ -33,12 +38,24 @@ TEST(ModuleNames, ExpressionsThatAreTooLargeAreRefused) {
   };
   EXPECT_THAT(error("((a{99999999999999999999999999999999999}){99}){99}"), HasSubstr("number too big"));
   EXPECT_THAT(error("((((a{99}){99}){99}){99}){99}"), HasSubstr("too large"));
+  EXPECT_THAT(error(std::string(4097, 'a')), HasSubstr("4097 bytes; at most 4096"));
   EXPECT_THAT(error("(){0,24000}a"), HasSubstr("too large"));
   EXPECT_TRUE(ModuleNames(nested(64)).matches("a"));
-  EXPECT_THAT(error(nested(30000)), HasSubstr("nested"));
-  LoraConfig config;
-  config.rank_pattern = {{nested(30000), 4}};
-  EXPECT_THAT(error_of([&] { check_lora_config(config); }), HasSubstr("rank_pattern has the key"));
+  EXPECT_THAT(error(nested(2000)), HasSubstr("nested"));
+}
+
+TEST(ModuleNames, PatternsAreThoseOfPeft) {
+  const auto rank_of = [](const char* pattern, const char* name) {
+    LoraConfig config;
+    config.rank_pattern = {{pattern, 4}};
+    check_lora_config(config);
+    return config.rank_of(name);
+  };
+  EXPECT_EQ(rank_of("([ab])\\.\\3", "x.a.a"), 4) << "PEFT's own groups count";
+  EXPECT_EQ(rank_of("([ab])\\.\\3", "x.a.b"), 8);
+  for (const char* const refused : {"\\Qabc", "(?x)abc#c", "(*UCP)abc", "a(", "\\4"})
+    EXPECT_THAT(error_of([&] { rank_of(refused, "abc"); }), HasSubstr("rank_pattern has the key")) << refused;
+  EXPECT_THAT(error_of([&] { rank_of(nested(2000).c_str(), "abc"); }), HasSubstr("rank_pattern has the key"));
 }
 
 TEST(ModuleNames, ManyEmptyRepetitionsDoNotOverflowTheStack) {

@@ -1,6 +1,8 @@
 #include <cctype>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include <c10/util/Exception.h>
