@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -22,13 +23,10 @@ class Regex {
  public:
   /// Errors: c10::ValueError that begins with `where` if `pattern` is not a regular expression.
   Regex(const std::string& where, const std::string& pattern) : pattern_(pattern) {
-    int error = 0;
-    PCRE2_SIZE at = 0;
-    code_.reset(pcre2_compile(pcre2::units_of(pattern), pattern.size(), PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C,
-                              &error, &at, nullptr));
-    TORCH_CHECK_VALUE(code_, where, "'", printable(pattern), "' is not a regular expression (",
-                      pcre2::message_of(error), ", at byte ", at + 1,
-                      "); put a backslash before literal characters");
+    auto [code, problem, position] = pcre2::compile(pattern, PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C);
+    TORCH_CHECK_VALUE(code, where, "'", printable(pattern), "' is not a regular expression (", problem,
+                      ", at byte ", position + 1, "); put a backslash before literal characters");
+    code_ = std::move(code);
   }
 
   /// Replaces each match of the pattern in `text` by `replacement`. Returns nothing if there is no match.

@@ -40,34 +40,16 @@ std::string with_lower_bounds(const std::string& expression) {
   return result;
 }
 
-/// Returns the compiled expression, or null and the reason.
-std::pair<pcre2::Code, std::string> compile(const std::string& expression) {
+pcre2::Compiled compile(const std::string& expression) {
   constexpr size_t kMaxLength = 4096;
   constexpr uint32_t kOptions =
       PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
   if (expression.size() > kMaxLength)
-    return {nullptr, c10::str("it has ", expression.size(), " bytes; at most ", kMaxLength, " are allowed")};
+    return {nullptr, c10::str("it has ", expression.size(), " bytes; at most ", kMaxLength, " are allowed"),
+            kMaxLength};
   const pcre2::CompileContext context(pcre2_compile_context_create(nullptr));
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-  const std::string for_pcre2 = with_lower_bounds(expression);
-  int error = 0;
-  PCRE2_SIZE at = 0;
-  pcre2::Code code(
-      pcre2_compile(pcre2::units_of(for_pcre2), for_pcre2.size(), kOptions, &error, &at, context.get()));
-  if (code) return {std::move(code), ""};
-  return {nullptr, pcre2::message_of(error)};
-}
-
-/// Compiles each expression once, because it is matched against the names of all layers.
-const pcre2_code* compiled(const std::string& expression) {
-  constexpr size_t kMaxKept = 256;  // of some 70 KiB each at most
-  thread_local std::map<std::string, pcre2::Code> kept;
-  if (const auto found = kept.find(expression); found != kept.end()) return found->second.get();
-  auto [code, problem] = compile(expression);
-  TORCH_CHECK_VALUE(code, "'", fit_for_message(expression), "' is no regular expression (", problem,
-                    "); list the ends of the modules' names instead");
-  if (kept.size() == kMaxKept) kept.clear();
-  return kept.emplace(expression, std::move(code)).first->second.get();
+  return pcre2::compile(with_lower_bounds(expression), kOptions, context.get());
 }
 
 size_t bytes_of(const pcre2_code* code, uint32_t what) {
@@ -78,7 +60,7 @@ size_t bytes_of(const pcre2_code* code, uint32_t what) {
 
 /// A file's expression may need exponentially many steps. Between two of them PCRE2 may walk through all of the code, and each
 /// copies a frame, so the number of steps is bounded by their cost. A match ends within about half a second.
-pcre2::MatchContext limits(const pcre2_code* code) {
+pcre2::MatchContext limits_of(const pcre2_code* code) {
   constexpr size_t kMaxBytes = 100'000'000;
   constexpr uint32_t kMaxKibibytes = 65'536;
   const size_t bytes_per_step = bytes_of(code, PCRE2_INFO_SIZE) + bytes_of(code, PCRE2_INFO_FRAMESIZE);
@@ -88,15 +70,35 @@ pcre2::MatchContext limits(const pcre2_code* code) {
   return context;
 }
 
+/// Everything that a match needs except for the name.
+struct Matcher {
+  pcre2::Code code;
+  pcre2::MatchContext limits;
+  pcre2::MatchData data;
+};
+
+/// Makes a matcher once for each expression, because it is matched against the names of all layers.
+const Matcher& matcher_of(const std::string& expression) {
+  constexpr size_t kMaxKept = 256;  // of some 70 KiB each at most
+  thread_local std::map<std::string, Matcher> kept;
+  if (const auto found = kept.find(expression); found != kept.end()) return found->second;
+  auto [code, problem, position] = compile(expression);
+  TORCH_CHECK_VALUE(code, "'", fit_for_message(expression), "' is no regular expression (", problem,
+                    "); list the ends of the modules' names instead");
+  if (kept.size() == kMaxKept) kept.clear();
+  pcre2::MatchContext limits = limits_of(code.get());
+  pcre2::MatchData data = pcre2::match_data_for(code.get());
+  return kept.emplace(expression, Matcher{std::move(code), std::move(limits), std::move(data)}).first->second;
+}
+
 }  // namespace
 
-std::string problem_of(const std::string& expression) { return compile(expression).second; }
+std::string problem_of(const std::string& expression) { return compile(expression).problem; }
 
 bool matches_whole(const std::string& name, const std::string& expression) {
-  const pcre2_code* const code = compiled(expression);
-  const pcre2::MatchContext context = limits(code);
-  const pcre2::MatchData data(pcre2_match_data_create_from_pattern(code, nullptr));
-  const int found = pcre2_match(code, pcre2::units_of(name), name.size(), 0, 0, data.get(), context.get());
+  const Matcher& matcher = matcher_of(expression);
+  const int found = pcre2_match(matcher.code.get(), pcre2::units_of(name), name.size(), 0, 0,
+                                matcher.data.get(), matcher.limits.get());
   if (found >= 0) return true;
   const bool is_not_utf8 = found <= PCRE2_ERROR_UTF8_ERR1 && found >= PCRE2_ERROR_UTF8_ERR21;
   if (found == PCRE2_ERROR_NOMATCH || is_not_utf8) return false;

@@ -41,6 +41,7 @@ TEST(ModuleNames, ExpressionsThatAreTooLargeAreRefused) {
   EXPECT_THAT(error(std::string(4097, 'a')), HasSubstr("4097 bytes; at most 4096"));
   EXPECT_THAT(error("(){0,24000}a"), HasSubstr("too large"));
   EXPECT_TRUE(ModuleNames(nested(64)).matches("a"));
+  EXPECT_TRUE(ModuleNames(std::string(1024, 'a')).matches(std::string(1024, 'a')));
   EXPECT_THAT(error(nested(2000)), HasSubstr("nested"));
 }
 
@@ -70,7 +71,11 @@ TEST(ModuleNames, AnExpressionThatWouldTryTooManyWaysIsAnError) {
               AllOf(HasSubstr("'(a|a)*[bc]' fails for the module 'aaa"), HasSubstr("match limit exceeded"),
                     HasSubstr("list the ends")));
   EXPECT_FALSE(ModuleNames("(.*)*x").matches(name)) << "there is no x";
+  EXPECT_FALSE(ModuleNames("(.*)*x").matches("blocks.0.attention.query_projection"));
+  EXPECT_FALSE(ModuleNames("(a|a)*b").matches(name));
   LoraConfig config;
+  config.rank_pattern = {{"(.*)*x", 4}};
+  EXPECT_EQ(config.rank_of("blocks.0.attention.query_projection"), config.r);
   config.rank_pattern = {{"(a|a)*[bc]", 4}};
   EXPECT_NO_THROW(check_lora_config(config));
   EXPECT_THAT(error_of([&] { config.rank_of(name); }), HasSubstr("match limit exceeded"));

@@ -148,20 +148,17 @@ Pattern::Pattern(const std::string& expression, const std::string& where, Dialec
   TORCH_CHECK_VALUE(expression.size() <= kLongest, where, ": a pattern has ", expression.size(),
                     " bytes, and at most ", kLongest, " are supported; give another tokenizer.json");
   const std::string translated = dialect == Dialect::kPcre2 ? expression : for_pcre2(expression, where);
-  int error = 0;
-  PCRE2_SIZE at = 0;
-  pcre2_code* const code =
-      pcre2_compile(pcre2::units_of(translated), translated.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_MULTILINE, &error, &at, nullptr);
+  auto [code, problem, position] =
+      pcre2::compile(translated, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_MULTILINE);
   TORCH_CHECK_VALUE(code, where, ": the pattern '", fit_for_message(expression),
-                    "' is no regular expression (", pcre2::message_of(error),
+                    "' is no regular expression (", problem,
                     "); give the tokenizer.json of a GPT-2 or a Llama");
-  code_ = std::shared_ptr<const void>(code, [code](const void*) { pcre2_code_free(code); });
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without it, the interpreter finds the same
+  pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);  // without it, the interpreter finds the same
+  code_ = std::move(code);
 }
 
 void Pattern::cut(std::string_view text, const std::function<void(std::string_view piece)>& visit) const {
-  const pcre2::MatchData data(pcre2_match_data_create_from_pattern(code_in(code_), nullptr));
+  const pcre2::MatchData data = pcre2::match_data_for(code_in(code_));
   size_t done = 0;
   for (size_t from = 0; from < text.size();) {
     const auto [begin, end] = find(code_in(code_), data.get(), text, from);
@@ -175,7 +172,7 @@ void Pattern::cut(std::string_view text, const std::function<void(std::string_vi
 }
 
 bool Pattern::begins(std::string_view text) const {
-  const pcre2::MatchData data(pcre2_match_data_create_from_pattern(code_in(code_), nullptr));
+  const pcre2::MatchData data = pcre2::match_data_for(code_in(code_));
   return find(code_in(code_), data.get(), text, 0, PCRE2_ANCHORED).first == 0;
 }
 
