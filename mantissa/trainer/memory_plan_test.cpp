@@ -17,42 +17,22 @@
 #include "mantissa/core/device.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_adam.h"
+#include "mantissa/trainer/memory_plan_test_support_internal.h"
 #include "mantissa/trainer/test_support_internal.h"
 
 namespace mantissa::memory_plan_test {
 namespace {
 
+using memory_plan_test_support::kIn;
+using memory_plan_test_support::kOut;
+using memory_plan_test_support::kSamples;
+using memory_plan_test_support::kWeights;
+using memory_plan_test_support::OneLayer;
+using memory_plan_test_support::some_batch;
 using testing::AllOf;
 using testing::Ge;
 using testing::HasSubstr;
 using testing::Le;
-using testing::Not;
-using testing::ThrowsMessage;
-
-constexpr int64_t kSamples = 32, kIn = 8, kOut = 16, kWeights = kIn * kOut;
-
-/// relu(x W): has one weight and one buffer, and the forward pass keeps only relu's result.
-class OneLayer : public Task {
- public:
-  explicit OneLayer(double momentum = 0) : momentum_(momentum) {
-    net->register_buffer("seen", torch::zeros({3}));
-  }
-  torch::nn::Module& module() override { return *net; }
-  std::vector<OptimizerConfig> configure_optimizers() override {
-    return {{std::make_shared<torch::optim::SGD>(net->parameters(),
-                                                 torch::optim::SGDOptions(0.1).momentum(momentum_))}};
-  }
-  at::Tensor training_step(const Batch& batch, int64_t) override {
-    return torch::relu(net->forward(batch.data)).sum();
-  }
-
-  torch::nn::Linear net{torch::nn::LinearOptions(kIn, kOut).bias(false)};
-
- private:
-  double momentum_;
-};
-
-Batch some_batch() { return {torch::rand({kSamples, kIn}), torch::zeros({kSamples}, at::kLong), {}}; }
 
 TEST(MemoryPlan, EveryNumberOfAModeIsKnown) {
   for (const auto& [mode, bytes] : std::vector<std::pair<std::string, int64_t>>{
@@ -374,93 +354,6 @@ TEST(MemoryPlan, StepsOfTheTasksOwnAreCounted) {
   // The second pass is counted without the gradient and the state that the first one left.
   EXPECT_THAT(plan.activations,
               AllOf(Ge((kSamples * kOut + 1) * 4), Le((kSamples * kOut + kWeights + 16) * 4)));
-}
-
-TEST(MemoryPlan, RandomNumbersContinueAsIfNothingHadHappened) {
-  struct Dropping final : OneLayer {
-    at::Tensor training_step(const Batch& batch, int64_t index) override {
-      return torch::dropout(OneLayer::training_step(batch, index), 0.5, /*train=*/true);
-    }
-  };
-  Dropping task;
-  const Batch batch = some_batch();
-  torch::manual_seed(7);
-  const at::Tensor want = torch::rand({4});
-  torch::manual_seed(7);
-  plan_memory(task, batch, {.device = "cpu"});
-  EXPECT_TRUE(torch::equal(torch::rand({4}), want));
-}
-
-TEST(MemoryPlan, ABatchThatTeachesNothingIsRefused) {
-  OneWeight task;
-  const Batch left_out{torch::full({1, 1}, -1.0), torch::zeros({1}, at::kLong), {}};
-  EXPECT_THAT([&] { plan_memory(task, left_out, {.device = "cpu"}); },
-              ThrowsMessage<c10::ValueError>(HasSubstr("took no optimizer step on this batch")));
-}
-
-TEST(MemoryPlan, NothingCountsAnyMoreAfterAnError) {
-  OneWeight task;
-  task.throws_at = 1;
-  const Batch batch{torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}};
-  EXPECT_THROW(plan_memory(task, batch, {.device = "cpu"}), std::runtime_error);
-  EXPECT_EQ(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE), nullptr);
-}
-
-struct Profiler final : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
-  bool memoryProfilingEnabled() const override { return false; }
-};
-
-/// Frees enough blocks from before the count to make libtorch's allocator warn.
-struct Freeing final : OneLayer {
-  Freeing() {
-    for (int i = 0; i < 1001; ++i) older.push_back(torch::zeros({16}));
-  }
-  at::Tensor training_step(const Batch& batch, int64_t index) override {
-    older.clear();
-    return OneLayer::training_step(batch, index);
-  }
-  std::vector<at::Tensor> older;
-};
-
-/// A memory profiler, as the CPU's allocator sees it.
-struct MemoryProfiler final : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
-  bool memoryProfilingEnabled() const override { return true; }
-};
-
-TEST(MemoryPlan, BlocksOlderThanTheCountEndWithoutWarningAndAProfilersAsBefore) {
-  const std::string warning = "Memory block of unknown size was allocated before the profiling started";
-  testing::internal::CaptureStderr();
-  {
-    Freeing task;
-    plan_memory(task, some_batch(), {.device = "cpu"});
-  }
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), Not(HasSubstr(warning)));
-  testing::internal::CaptureStderr();
-  {
-    Freeing task;
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<MemoryProfiler>());
-    task.older.clear();
-  }
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr(warning));
-}
-
-TEST(MemoryPlan, AProfilerIsLeftAlone) {
-  OneLayer task;
-  const auto profiler = std::make_shared<Profiler>();
-  const c10::DebugInfoGuard profiling(c10::DebugInfoKind::PROFILER_STATE, profiler);
-  EXPECT_THAT([&] { plan_memory(task, some_batch(), {.device = "cpu"}); },
-              ThrowsMessage<c10::Error>(HasSubstr("a profiler is active in this thread")));
-  EXPECT_EQ(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE), profiler.get());
-}
-
-TEST(MemoryPlan, ASignalLeavesNoHalfOfIt) {
-  OneWeight task;
-  task.raise_at = 1;
-  const Batch batch{torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}};
-  EXPECT_THAT([&] { plan_memory(task, batch, {.device = "cpu"}); },
-              ThrowsMessage<c10::Error>(HasSubstr("signal 2 interrupted the count")));
 }
 
 TEST(MemoryPlan, CountsOnCuda) {
